@@ -30,6 +30,32 @@ struct Keys {
   # Block keys in prompt order, back to back. At most 8,192 per call.
   keyBytes @0 :UInt8;   # 1 to 32.
   packed @1 :Data;      # A multiple of keyBytes.
+  localUnits @2 :UInt32;
+  # Only with several kinds of blocks: the count of leading units that the engine has itself.
+}
+
+struct Kind {
+  # One of several kinds of blocks of a namespace. A prompt is hashed in units: key i names the first
+  # i + 1 units, and a block has the key of the unit that it ends with.
+  rule @0 :Rule;
+  tokens @1 :UInt32;              # trailing: the window without the next token. chunk: its length.
+  blockTokens @2 :UInt32;         # A multiple of unitTokens, and a divisor of alignmentTokens.
+  pageBytes @3 :UInt64;           # The size of a page of the rank's shard.
+
+  enum Rule {
+    # The blocks that an engine needs to continue after n tokens.
+    prefix @0;                    # All blocks of [0, n).
+    trailing @1;                  # The blocks that cover [n - tokens, n).
+    chunk @2;                     # The blocks from the last multiple of `tokens` up to n.
+    state @3;                     # The one block that ends at n.
+  }
+}
+
+struct Range {
+  # Consecutive blocks of one kind, by their number from the beginning of the prompt.
+  kind @0 :UInt8;
+  first @1 :UInt32;
+  count @2 :UInt32;
 }
 
 struct JobId {
@@ -61,7 +87,8 @@ struct Hello {
 # bit. A bit is never given a second meaning. Versions 1 to 3 send 0.
 #
 #   0  notices: `describe` and `decline`
-#   1 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   1  kinds: several kinds of blocks in a namespace
+#   2 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -99,6 +126,11 @@ struct Registration {
   shard @6 :UInt32;               # The shard of each block that this rank holds. Ranks with equal
   shards @7 :UInt32 = 1;            # bytes name the same shard, and the lowest of them saves.
   node @8 :Int32 = -1;            # NUMA node of its memory; -1: unknown.
+  kinds @9 :List(Kind);           # Feature 1. Empty: one kind, of rule prefix, with pages of
+                                  # pageBytes. Else pageBytes is ignored. At most 16, equal for all
+                                  # ranks of the instance except for pageBytes.
+  unitTokens @10 :UInt32;         # With kinds: the tokens of a unit,
+  alignmentTokens @11 :UInt32;    # and of what every restored length is a multiple.
 }
 
 struct Engine {
@@ -169,12 +201,15 @@ interface Session {
   lookup @2 Keys -> (sealed :UInt32, complete :Bool, reachable :UInt32);
   # The length of the longest sealed prefix. Holds nothing. complete: all ranks are connected;
   # otherwise everything is a miss. From version 3 on, reachable: the number of blocks after that
-  # prefix that one other node holds.
+  # prefix that one other node holds. With several kinds, sealed is the length of the longest
+  # restorable prefix in units; 0: none beyond localUnits.
 
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
-    firstMicros :UInt32, lastMicros :UInt32);
-  # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: the number
+    firstMicros :UInt32, lastMicros :UInt32, ranges :List(Range));
+  # With several kinds: a claim on the blocks that the longest restorable prefix needs, all of them or
+  # none. Its length is `ready` units, 0: no prefix beyond localUnits; `ranges` are its blocks.
+  # With one kind: a claim on the longest sealed prefix that the limits allow. From version 3 on, coming: the number
   # of blocks after that prefix that are in flight from another node; the claim grows as they
   # arrive. ready 0 and coming 0: no claim was made.
   # From version 4 on, computeBlockNanos: the time in which the engine computes one block, beginning
@@ -186,12 +221,12 @@ interface Session {
   unclaim @4 (token :Id128) -> Done;
 
   open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32,
-           worthMicros :UInt32, computeMicros :UInt32) -> (
+           worthMicros :UInt32, computeMicros :UInt32, kind :UInt8) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
     checksums :List(UInt64),              # One per slot; 0: the page has none. Empty: no page has one.
     coming :UInt32,                       # The other blocks still in flight; open them again.
     late :Late);                          # Why the call stopped waiting for them.
-  # Pins the blocks first .. first + count of the claim under a name that the worker chose. The slots
+  # Pins the blocks first .. first + count of the claim's range of that kind under a name that the worker chose. The slots
   # are those of the rank's own pages. A slot is the offset of a page in the pool in units of 4 KiB.
   # From version 3 on there may be fewer slots than count: those of the blocks that have arrived, from
   # the first on. If none has arrived and some are in flight, the call waits for at most patienceMs
@@ -207,7 +242,9 @@ interface Session {
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.
 
-  reserve @7 (job :JobId, keys :Keys, first :UInt32) -> (slots :List(UInt32), error :Error);
+  reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8) -> (
+    slots :List(UInt32), error :Error);
+  # A job is of one kind, and the keys are those of its blocks.
   # One slot per key; 0xFFFFFFFF: skip the key. The first rank of an instance to call it decides each
   # key of the job for all ranks; the others get the same answer. `first` is the position of the first
   # key in the job. Each rank that called it ends the job with publish or abandon, even if all keys
@@ -241,7 +278,8 @@ interface Session {
     more :Bool,                   # More entries follow: call again at once.
     keys :Data,                   # 32 bytes each, shorter keys padded with zeros.
     there :Data,                  # One byte per key: 1 the block was added, 0 it was removed.
-    error :Error);
+    error :Error,
+    kinds :Data);                 # One byte per key, its kind. Empty: all are of kind 0.
   # Which blocks of the namespace were added and removed, in order, since an earlier answer returned
   # this space and position. Position 0xFFFFFFFFFFFFFFFF: begin now; the answer has the present
   # position and no entries. lost is set, too, when the space differs, that is after a reset.
@@ -262,4 +300,8 @@ interface Session {
   # the reason until the connection ends or sends goodbye. Replaces an earlier one of this connection.
   # kInvalidArgument for a connection that has registered or attached; kBusy beyond 256 connections
   # that have declined.
+
+  boundaries @17 Keys -> (restorable :Data, complete :Bool, error :Error);
+  # Feature 1, with several kinds. Every length at which the prompt is restorable: bit i of byte
+  # i / 8 is the length (i + 1) x alignmentTokens. Holds nothing.
 }

@@ -28,7 +28,7 @@ Epochs::Epochs(std::function<void()> news, Next next, std::size_t max_spaces)
       max_spaces_(max_spaces) {}
 
 Epoch Epochs::of(const Bytes32& space) const {
-  const auto found = epochs_.find(space);
+  const auto found = epochs_.find(first_name(space));
   return found == epochs_.end() ? floor_ : found->second;
 }
 
@@ -41,8 +41,21 @@ bool Epochs::take_floor(const Epoch& epoch) {
 
 bool Epochs::take(const Bytes32& space, const Epoch& epoch) {
   if (epoch <= of(space)) return false;
-  epochs_.insert_or_assign(space, epoch);
+  epochs_.insert_or_assign(first_name(space), epoch);
   return true;
+}
+
+const Bytes32& Epochs::first_name(const Bytes32& space) const {
+  const auto found = aliases_.find(space);
+  return found == aliases_.end() ? space : found->second;
+}
+
+void Epochs::alias(const Bytes32& space, const Bytes32& first) {
+  const auto learned = epochs_.find(space);  // From a node that knew it as a name of its own.
+  const Epoch epoch = learned == epochs_.end() ? floor_ : learned->second;
+  if (learned != epochs_.end()) epochs_.erase(learned);
+  aliases_.insert_or_assign(space, first);
+  learn(first, epoch);
 }
 
 void Epochs::cut() {

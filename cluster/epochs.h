@@ -35,6 +35,10 @@ class Epochs {
                   std::size_t max_spaces = kMaxSpaces);
 
   [[nodiscard]] Epoch of(const Bytes32& space) const;
+  /// From now on `space` is another name of `first`, and has its epoch: the kinds of blocks of one
+  /// namespace are reset together. `first` is no other name itself.
+  void alias(const Bytes32& space, const Bytes32& first);
+  void forget_alias(const Bytes32& space) { aliases_.erase(space); }
   /// Takes the newer one of both. Returns true if that was `epoch`.
   bool learn(const Bytes32& space, const Epoch& epoch);
   /// Makes a reset: returns the new epoch, which is newer than the known one. No value if there is
@@ -51,6 +55,7 @@ class Epochs {
   void on_change(std::function<void()> changed) { changed_ = std::move(changed); }
 
  private:
+  [[nodiscard]] const Bytes32& first_name(const Bytes32& space) const;
   bool take(const Bytes32& space, const Epoch& epoch);
   bool take_floor(const Epoch& epoch);
   /// Raises the floor until the table has its size: once for all epochs that were taken together.
@@ -62,7 +67,8 @@ class Epochs {
   std::uint64_t changes_ = 0;
   Next next_;
   std::size_t max_spaces_;
-  std::map<Bytes32, Epoch> epochs_;  ///< All above the floor.
+  std::map<Bytes32, Epoch> epochs_;     ///< All above the floor.
+  std::map<Bytes32, Bytes32> aliases_;  ///< Other names, each with the first one.
   Epoch floor_;
 };
 

@@ -80,8 +80,9 @@ class PeerSecrets {
 };
 
 /// The name of a namespace among nodes: BLAKE2b-256 over its canonical factors and the bytes of its
-/// pages, shard by shard. Equal names are equal namespaces.
+/// pages, shard by shard; of a namespace with several kinds of blocks, one name for each kind. Equal
+/// names are equal namespaces and kinds.
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
-                   std::span<const std::uint64_t> page_bytes);
+                   std::span<const std::uint64_t> page_bytes, std::uint64_t kind = 0);
 
 }  // namespace pegaflow::cluster

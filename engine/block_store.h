@@ -155,6 +155,9 @@ class BlockStore {
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys) const;
   /// Like lookup(), for callers other than engines of this node: changes no counter.
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
+  /// Bit i tells whether the block of keys[i] is sealed; at most 64 keys, each compared whole.
+  /// Changes no counter and no recency.
+  [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
 
   /// Claims the longest sealed prefix of `keys` within the limits, under `token`. Makes the blocks
   /// recent. Returns the number of claimed blocks; with 0 no claim exists.

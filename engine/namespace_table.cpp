@@ -40,32 +40,54 @@ Result<const NamespaceTable::Namespace*> NamespaceTable::enter(
 }
 
 Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
-                                  std::uint64_t page_bytes) const {
+                                  const BlockKinds& rules,
+                                  std::span<const std::uint64_t> page_bytes) const {
   const Row* const found = row(id);
   PEGA_ASSERT(found != nullptr, "namespace {} is not known", static_cast<std::uint32_t>(id));
-  const std::vector<Shape::Shard>& known = found->space.shape.shards;
-  if (known.empty()) return {};
-  if (known.size() != shards) {
-    return fail(Errc::kRefused, "{} shards a block in namespace {}, whose blocks have {}", shards,
-                found->space.hash, known.size());
+  const Namespace& space = found->space;
+  if (!space.has_shapes()) return {};
+  if (space.kinds.size() != page_bytes.size() || space.rules != rules) {
+    return fail(Errc::kRefused,
+                "{} kinds of blocks in namespace {}, whose {} kinds have other rules or sizes",
+                page_bytes.size(), space.hash, space.kinds.size());
   }
-  if (known[shard].page_bytes != page_bytes) {
-    return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
-                page_bytes, found->space.hash, known[shard].page_bytes);
+  for (std::size_t kind = 0; kind < page_bytes.size(); ++kind) {
+    const std::vector<Shape::Shard>& known = space.kinds[kind].shape.shards;
+    if (known.size() != shards) {
+      return fail(Errc::kRefused, "{} shards a block in namespace {}, whose blocks have {}", shards,
+                  space.hash, known.size());
+    }
+    if (known[shard].page_bytes != page_bytes[kind]) {
+      return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
+                  page_bytes[kind], space.hash, known[shard].page_bytes);
+    }
   }
   return {};
 }
 
-Result<void> NamespaceTable::fix_shape(NamespaceId id, const Shape& shape) {
-  const auto shards = static_cast<std::uint32_t>(shape.shards.size());
+Result<void> NamespaceTable::fix_shapes(NamespaceId id, const BlockKinds& rules,
+                                        std::span<const Shape> shapes) {
+  PEGA_ASSERT(!shapes.empty(), "a namespace without a kind of blocks");
+  const auto shards = static_cast<std::uint32_t>(shapes.front().shards.size());
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
-    PEGA_TRY(fits(id, shard, shards, shape.shards[shard].page_bytes));
+    std::vector<std::uint64_t> page_bytes;
+    for (const Shape& shape : shapes) page_bytes.push_back(shape.shards[shard].page_bytes);
+    PEGA_TRY(fits(id, shard, shards, rules, page_bytes));
   }
   Namespace& space = row(id)->space;
-  if (!space.shape.shards.empty()) return {};
-  PEGA_TRY_LET(space.shape_id, store_.add_shape(shape));
-  space.shape = shape;
-  space.space = store_.make_space(space.shape_id);
+  if (space.has_shapes()) return {};
+  std::vector<Kind> kinds;
+  for (const Shape& shape : shapes) {
+    auto added = store_.add_shape(shape);
+    if (!added) {
+      for (const Kind& kind : kinds) store_.leave_shape(kind.shape_id);
+      return tl::unexpected<Error>(std::move(added.error()));
+    }
+    kinds.push_back({.shape = shape, .shape_id = *added, .space = {}});
+  }
+  for (Kind& kind : kinds) kind.space = store_.make_space(kind.shape_id);
+  space.kinds = std::move(kinds);
+  space.rules = rules;
   return {};
 }
 
@@ -75,27 +97,31 @@ void NamespaceTable::leave(NamespaceId id) {
               static_cast<std::uint32_t>(id));
   if (--found->space.users != 0) return;
   found->left = next_left_++;
-  forget_shape(found->space);
+  forget_shapes_of(found->space);
 }
 
 void NamespaceTable::forget_shapes() {
   emptied_seen_ = store_.emptied_shapes();
-  for (const auto& row : rows_) forget_shape(row->space);
+  for (const auto& row : rows_) forget_shapes_of(row->space);
 }
 
 bool NamespaceTable::has_emptied_shape() const { return store_.emptied_shapes() != emptied_seen_; }
 
-void NamespaceTable::forget_shape(Namespace& space) {
-  if (space.users != 0 || space.shape.shards.empty()) return;
-  if (!store_.has_blocks(space.shape_id)) drop_shape(space);
+void NamespaceTable::forget_shapes_of(Namespace& space) {
+  if (space.users != 0 || !space.has_shapes()) return;
+  const bool has_blocks =
+      std::any_of(space.kinds.begin(), space.kinds.end(),
+                  [this](const Kind& kind) { return store_.has_blocks(kind.shape_id); });
+  if (!has_blocks) drop_shapes(space);
 }
 
-void NamespaceTable::drop_shape(Namespace& space) {
-  store_.leave_shape(space.shape_id);
-  store_.retire_space(space.space);
-  space.shape = {};
-  space.shape_id = {};
-  space.space = {};
+void NamespaceTable::drop_shapes(Namespace& space) {
+  for (const Kind& kind : space.kinds) {
+    store_.leave_shape(kind.shape_id);
+    store_.retire_space(kind.space);
+  }
+  space.kinds.clear();
+  space.rules = {};
 }
 
 bool NamespaceTable::make_room() {
@@ -105,7 +131,7 @@ bool NamespaceTable::make_room() {
     if (oldest == rows_.end() || (*each)->left < (*oldest)->left) oldest = each;
   }
   if (oldest == rows_.end()) return false;
-  if (!(*oldest)->space.shape.shards.empty()) drop_shape((*oldest)->space);
+  if ((*oldest)->space.has_shapes()) drop_shapes((*oldest)->space);
   rows_.erase(oldest);
   return true;
 }
@@ -113,10 +139,10 @@ bool NamespaceTable::make_room() {
 void NamespaceTable::reset(NamespaceId id) {
   Row* const found = row(id);
   if (found == nullptr) return;
-  if (!found->space.shape.shards.empty()) {
-    const SpaceId former = found->space.space;
+  for (Kind& kind : found->space.kinds) {
+    const SpaceId former = kind.space;
     store_.retire_space(former);
-    found->space.space = store_.make_space(found->space.shape_id, former);
+    kind.space = store_.make_space(kind.shape_id, former);
   }
   ++found->space.generation;
 }

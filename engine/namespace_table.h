@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "engine/block_store.h"
+#include "engine/kinds/block_kinds.h"
 #include "engine/types/namespace_factors.h"
 
 namespace pegaflow::engine {
@@ -25,17 +26,29 @@ enum class NamespaceId : std::uint32_t {};
 /// Thread-bound.
 class NamespaceTable {
  public:
+  /// The blocks of one kind: a space of their own in the store.
+  struct Kind {
+    Shape shape;
+    ShapeId shape_id{};
+    SpaceId space{};
+  };
   struct Namespace {
     NamespaceId id{};
     std::vector<NamespaceFactor> factors;  ///< Canonical.
     std::string hash;                      ///< For logs and pages: namespace_hash(factors).
-    /// The shape of its blocks; without shards until the first engine is complete, see fix_shape(),
+    /// The kinds of its blocks; without any until the first engine is complete, see fix_shapes(),
     /// and again after the last engine has left and the last block is gone.
-    Shape shape{};
-    ShapeId shape_id{};
-    SpaceId space{};               ///< The current generation; none until there is a shape.
+    std::vector<Kind> kinds{};
+    /// The rules of the kinds; without kinds where there is one, of which prompts need a prefix.
+    BlockKinds rules{};
     std::uint64_t generation = 1;  ///< Raised by reset().
     std::uint32_t users = 0;       ///< Calls of enter() without leave().
+
+    [[nodiscard]] bool has_shapes() const noexcept { return !kinds.empty(); }
+    /// The current generation of a kind; none until there are shapes.
+    [[nodiscard]] SpaceId space(std::size_t kind = 0) const {
+      return kind < kinds.size() ? kinds[kind].space : SpaceId{};
+    }
   };
 
   /// `store` outlives the table.
@@ -49,15 +62,17 @@ class NamespaceTable {
   /// Errors: those of canonical_factors(); kBusy when the table is full and every namespace has a
   /// user.
   Result<const Namespace*> enter(std::vector<NamespaceFactor> factors);
-  /// Checks whether a rank with pages of `page_bytes` as `shard` of `shards` fits the namespace.
-  /// Any does until the first engine is complete.
-  /// Errors: kRefused that names both sizes.
+  /// Checks whether a rank with these rules and pages of `page_bytes`, kind by kind, as `shard` of
+  /// `shards` fits the namespace. Any does until the first engine is complete.
+  /// Errors: kRefused that names both sizes, or the kinds.
   [[nodiscard]] Result<void> fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
-                                  std::uint64_t page_bytes) const;
-  /// Fixes the shape when the first engine of the namespace is complete. Later engines may name
-  /// other NUMA nodes, which changes nothing.
-  /// Errors: kRefused when its pages have other sizes; those of BlockStore::add_shape().
-  Result<void> fix_shape(NamespaceId id, const Shape& shape);
+                                  const BlockKinds& rules,
+                                  std::span<const std::uint64_t> page_bytes) const;
+  /// Fixes the kinds and their shapes when the first engine of the namespace is complete. Later
+  /// engines may name other NUMA nodes, which changes nothing. `rules` were checked.
+  /// Errors: kRefused when its rules or page sizes differ; those of BlockStore::add_shape(): the
+  /// namespace then has no shape.
+  Result<void> fix_shapes(NamespaceId id, const BlockKinds& rules, std::span<const Shape> shapes);
   /// Ends one enter(). The namespace and its blocks stay.
   void leave(NamespaceId id);
   /// Drops the shapes of namespaces without users whose last block is gone, as leave() does when
@@ -77,11 +92,11 @@ class NamespaceTable {
  private:
   struct Row;
   bool make_room();
-  /// Drops the shape of a namespace without users and blocks, whose tables are of no further use.
+  /// Drops the shapes of a namespace without users and blocks, whose tables are of no further use.
   /// Its name and generation stay.
-  void forget_shape(Namespace& space);
-  /// Drops its generation, with the blocks in it, and its shape.
-  void drop_shape(Namespace& space);
+  void forget_shapes_of(Namespace& space);
+  /// Drops its generation, with the blocks in it, and its shapes.
+  void drop_shapes(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
 
   BlockStore& store_;

@@ -140,6 +140,29 @@ Result<std::string> read_instance(::capnp::Text::Reader text) {
   return to_std(text);
 }
 
+namespace {
+
+Result<std::vector<RegisteredKind>> read_kinds(::capnp::List<wire::Kind>::Reader list) {
+  if (list.size() > kMaxKindsOnWire) {
+    return fail(Errc::kInvalidArgument, "{} kinds of blocks: the limit is {}", list.size(),
+                kMaxKindsOnWire);
+  }
+  std::vector<RegisteredKind> kinds;
+  for (const wire::Kind::Reader kind : list) {
+    if (kind.getRule() > wire::Kind::Rule::STATE) {
+      return fail(Errc::kInvalidArgument, "kind {} of blocks has rule {}, which is unknown here",
+                  kinds.size(), static_cast<unsigned>(kind.getRule()));
+    }
+    kinds.push_back({.rule = kind.getRule(),
+                     .tokens = kind.getTokens(),
+                     .block_tokens = kind.getBlockTokens(),
+                     .page_bytes = kind.getPageBytes()});
+  }
+  return kinds;
+}
+
+}  // namespace
+
 Result<Registration> read_registration(wire::Registration::Reader reader) {
   Registration registration;
   PEGA_TRY_LET(registration.instance, read_instance(reader.getInstance()));
@@ -166,6 +189,9 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
   for (const wire::Factor::Reader factor : factors) {
     registration.factors.emplace_back(to_std(factor.getName()), to_std(factor.getValue()));
   }
+  PEGA_TRY_LET(registration.kinds, read_kinds(reader.getKinds()));
+  registration.unit_tokens = reader.getUnitTokens();
+  registration.alignment_tokens = reader.getAlignmentTokens();
   return registration;
 }
 
@@ -183,6 +209,16 @@ void write_registration(const Registration& registration, wire::Registration::Bu
     factors[i].setName(registration.factors[i].first.c_str());
     factors[i].setValue(registration.factors[i].second.c_str());
   }
+  if (registration.kinds.empty()) return;
+  auto kinds = builder.initKinds(static_cast<unsigned>(registration.kinds.size()));
+  for (unsigned i = 0; i < kinds.size(); ++i) {
+    kinds[i].setRule(registration.kinds[i].rule);
+    kinds[i].setTokens(registration.kinds[i].tokens);
+    kinds[i].setBlockTokens(registration.kinds[i].block_tokens);
+    kinds[i].setPageBytes(registration.kinds[i].page_bytes);
+  }
+  builder.setUnitTokens(registration.unit_tokens);
+  builder.setAlignmentTokens(registration.alignment_tokens);
 }
 
 EngineInfo read_engine(wire::Engine::Reader reader) {

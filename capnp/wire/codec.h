@@ -37,8 +37,9 @@ inline constexpr std::uint16_t kWireHasFeatures = 4;
 
 /// Features of `hello`, by bit; see the list in cache.capnp.
 inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< describe, decline.
+inline constexpr std::uint64_t kFeatureKinds = std::uint64_t{1} << 1;    ///< Several kinds.
 /// The features that this build implements.
-inline constexpr std::uint64_t kFeatures = kFeatureNotices;
+inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -53,6 +54,7 @@ inline constexpr std::size_t kMaxKeysPerCall = 8192;     ///< 128 Ki tokens in b
 inline constexpr std::size_t kMaxJournalEntries = 2048;  ///< Limit of one answer.
 inline constexpr std::size_t kMaxInstanceBytes = 256;    ///< Limit of an instance's id.
 inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own limit is lower.
+inline constexpr std::size_t kMaxKindsOnWire = 16;       ///< Kinds of blocks of a namespace.
 inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Kept of a decline's detail.
 inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's name.
 
@@ -93,6 +95,15 @@ void write_numbers(std::span<const T> numbers, typename ::capnp::List<T>::Builde
   for (unsigned i = 0; i < builder.size(); ++i) builder.set(i, numbers[i]);
 }
 
+/// One of several kinds of blocks, as a rank registers it; see Kind in cache.capnp.
+struct RegisteredKind {
+  wire::Kind::Rule rule = wire::Kind::Rule::PREFIX;
+  std::uint32_t tokens = 0;
+  std::uint32_t block_tokens = 0;
+  std::uint64_t page_bytes = 0;
+  bool operator==(const RegisteredKind&) const = default;
+};
+
 /// The registration of one rank of an engine.
 struct Registration {
   std::string instance{};
@@ -104,9 +115,13 @@ struct Registration {
   std::vector<std::pair<std::string, std::string>> factors{};
   std::uint64_t page_bytes = 0;
   std::uint64_t block_count = 0;
+  std::vector<RegisteredKind> kinds{};  ///< Empty: one kind, a prefix, of `page_bytes`.
+  std::uint32_t unit_tokens = 0;        ///< With `kinds`.
+  std::uint32_t alignment_tokens = 0;   ///< With `kinds`.
 };
-/// Errors: kInvalidArgument for an instance's id or a list of factors beyond the limits above, or
-/// a rank that is not below `ranks`, a shard that is not below `shards`, or more shards than ranks.
+/// Errors: kInvalidArgument for an instance's id, a list of factors or of kinds beyond the limits
+/// above, a kind whose rule this build does not know, a rank that is not below `ranks`, a shard
+/// that is not below `shards`, or more shards than ranks.
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 

@@ -157,6 +157,10 @@ std::size_t BlockStore::present(SpaceId space, std::span<const BlockKey> keys) c
   return impl_->reader.present(space, keys);
 }
 
+std::uint64_t BlockStore::present_each(SpaceId space, std::span<const BlockKey> keys) const {
+  return impl_->reader.present_each(space, keys);
+}
+
 Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
                                       std::span<const BlockKey> keys, const Id128& token) {
   return impl_->reader.claim(holder, space, keys, token);

@@ -24,6 +24,18 @@ std::size_t Reader::present(SpaceId space, std::span<const BlockKey> keys) const
   return where == nullptr ? 0 : blocks_.table().readable_prefix(where->shape, space, keys);
 }
 
+std::uint64_t Reader::present_each(SpaceId space, std::span<const BlockKey> keys) const {
+  PEGA_ASSERT(keys.size() <= 64, "{} keys in one mask", keys.size());
+  const Space* const where = spaces_.live(space);
+  if (where == nullptr) return 0;
+  std::uint64_t bits = 0;
+  blocks_.table().find_each(where->shape, space, keys, [&](std::size_t i, FrameIndex frame) {
+    bits |= std::uint64_t{blocks_.table().is_readable(frame)} << i;
+    return true;
+  });
+  return bits;
+}
+
 // ---- misses
 
 void Reader::count_misses(const Space& space, std::span<const BlockKey> missing) {

@@ -39,6 +39,7 @@ class Reader {
 
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
+  [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
 
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);

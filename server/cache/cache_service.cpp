@@ -24,6 +24,10 @@ std::string not_served_state(const std::vector<CacheService::DeclinedInfo>& side
   return "not served: " + sides.front().decline.detail;
 }
 
+std::uint64_t largest(const std::vector<std::uint64_t>& sizes) {
+  return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CacheService>> CacheService::create(const Options& options,
@@ -79,11 +83,11 @@ Result<CacheService::Client*> CacheService::worker(const Id128& connection) {
   return caller;
 }
 
-engine::SpaceId CacheService::space_of(const Instance& instance) const {
+engine::SpaceId CacheService::space_of(const Instance& instance, std::size_t kind) const {
   const engine::NamespaceTable::Namespace* const found = namespaces_->find(instance.space_name);
   // The instance is a user of it, so it cannot have made room for another.
   PEGA_ASSERT(found != nullptr, "instance {} has no namespace", instance.id);
-  return found->space;
+  return found->space(kind);
 }
 
 // ---- calls of a scheduler
@@ -98,7 +102,7 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
   }
   const engine::SpaceId space = space_of(instance);
   const std::size_t blocks = store_->lookup(space, keys);
-  demand_->requested(space, keys, blocks, instance.block_bytes);
+  demand_->requested(space, keys, blocks, instance.block_bytes.front());
   return Found{.blocks = blocks, .complete = true};
 }
 
@@ -125,7 +129,7 @@ Result<CacheService::Found> CacheService::claim_more(const Id128& connection, co
 
 Result<void> CacheService::unclaim(const Id128& connection, const Id128& token) {
   PEGA_TRY_LET(Client* const caller, member(connection));
-  store_->unclaim(*caller->holder, token);
+  unclaim_kinds(*caller, token);
   return {};
 }
 
@@ -136,7 +140,7 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
   // Before the first rank has registered the namespace is unknown.
   const engine::NamespaceTable::Namespace* const found =
       namespaces_->find(caller->instance->space_name);
-  const engine::SpaceId now = found == nullptr ? engine::SpaceId{} : found->space;
+  const engine::SpaceId now = found == nullptr ? engine::SpaceId{} : found->space();
   Journal journal{.space = static_cast<std::uint64_t>(now),
                   .part = store_->journal(now, position, kMaxJournalEntries)};
   // No entries of a space that did not exist were ever sent.
@@ -163,10 +167,10 @@ Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
     return fail(Errc::kGone, "no rank of instance {} is connected", instance.id);
   }
   const engine::NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
-  if (space.shape.shards.empty()) {
+  if (!space.has_shapes()) {
     return fail(Errc::kGone, "not all ranks of instance {} have registered yet", instance.id);
   }
-  const Bytes32 name = name_of(space);
+  const Bytes32 name = name_of(space, 0);
   const std::uint64_t learned = counted_.resets_learned;
   if (!epochs_.raise(name)) {
     return fail(Errc::kInternal, "there is no epoch after the last one of namespace {}",
@@ -193,19 +197,37 @@ std::vector<std::uint32_t> CacheService::pages_of(const std::vector<engine::Fram
   return pages;
 }
 
+std::uint64_t CacheService::page_bytes_of(const std::vector<engine::FrameIndex>& frames,
+                                          const Client& caller) const {
+  const std::uint32_t shard = caller.instance->ranks[caller.rank].shard;
+  return frames.empty() ? 0 : store_->page_bytes(frames.front(), shard);
+}
+
+std::uint64_t CacheService::block_bytes_of(engine::FrameIndex frame, const Client& caller) const {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t shard = 0; shard < caller.instance->shards; ++shard) {
+    bytes += store_->page_bytes(frame, shard);
+  }
+  return bytes;
+}
+
 Result<void> CacheService::check_claim(const Client& caller, const Id128& token) const {
   const std::optional<engine::SpaceId> claimed = store_->space_of_claim(token);
   if (!claimed) return {};
   const Instance& instance = *caller.instance;
-  if (*claimed != space_of(instance)) {
+  const Rank& rank = instance.ranks[caller.rank];
+  bool is_ours = false;
+  for (std::size_t kind = 0; kind < rank.page_bytes.size(); ++kind) {
+    is_ours = is_ours || *claimed == space_of(instance, kind);
+  }
+  if (!is_ours) {
     return fail(Errc::kInvalidArgument,
                 "open: the claim is on blocks of another namespace or generation than instance {}",
                 instance.id);
   }
   // A rank that came before the namespace had a shape may not fit it.
-  const Rank& rank = instance.ranks[caller.rank];
-  if (auto fits =
-          namespaces_->fits(instance.space_name, rank.shard, instance.shards, rank.page_bytes);
+  if (auto fits = namespaces_->fits(instance.space_name, rank.shard, instance.shards,
+                                    instance.rules, rank.page_bytes);
       !fits) {
     return fail(Errc::kInvalidArgument, "open: {}", fits.error().detail);
   }
@@ -219,7 +241,7 @@ Result<CacheService::Opened> CacheService::open(const Id128& connection, const I
   PEGA_TRY(check_claim(*caller, token));
   PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
   if (opened.is_new) {  // A repeated call is no second load.
-    counted_.load_bytes += opened.frames.size() * caller->instance->ranks[caller->rank].page_bytes;
+    counted_.load_bytes += opened.frames.size() * page_bytes_of(opened.frames, *caller);
     counted_.load_blocks_own += opened.by_this_process;
     counted_.load_blocks_other += opened.frames.size() - opened.by_this_process;
   }
@@ -270,13 +292,15 @@ Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
   return {};
 }
 
-Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection, const JobId& job,
-                                                         std::size_t first,
-                                                         std::span<const BlockKey> keys,
-                                                         bool has_more,
-                                                         engine::BlockStore::NoRoom no_room) {
+Result<std::vector<std::uint32_t>> CacheService::reserve(
+    const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
+    bool has_more, engine::BlockStore::NoRoom no_room, std::size_t kind) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
+  if (kind >= instance.ranks[caller->rank].page_bytes.size()) {
+    return fail(Errc::kInvalidArgument, "reserve: kind {} of {}", kind,
+                instance.ranks[caller->rank].page_bytes.size());
+  }
   const std::uint32_t shard = instance.ranks[caller->rank].shard;
   if (!instance.is_complete()) {
     // The other ranks may have received frames while it was complete: this shard will not be
@@ -289,7 +313,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
     return fail(Errc::kInvalidArgument, "shard {} is saved by rank {}", shard,
                 instance.saver(shard));
   }
-  const engine::SpaceId space = space_of(instance);
+  const engine::SpaceId space = space_of(instance, kind);
   auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room);
   waits_.begun(job, shard, instance.shards,
                reserved.has_value() && (has_more || reserved->size() < keys.size()));
@@ -297,7 +321,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(const Id128& connection
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
   const std::vector<engine::FrameIndex>& frames = *reserved;
   if (shard == 0) {  // Once for each block.
-    demand_->saved(space, keys.first(frames.size()), instance.block_bytes);
+    demand_->saved(space, keys.first(frames.size()), instance.block_bytes[kind]);
   }
   if (!checksums_.is_empty()) {
     // The page that was there before may have left its checksum.
@@ -313,7 +337,7 @@ Duration CacheService::reserve_patience(const Id128& connection, std::size_t blo
   if (found == clients_.end() || !found->second->is_worker) return kReservePatience;
   const Client& caller = *found->second;
   return kReservePatience +
-         time_to_make_room(blocks * caller.instance->ranks[caller.rank].page_bytes);
+         time_to_make_room(blocks * largest(caller.instance->ranks[caller.rank].page_bytes));
 }
 
 Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& job,
@@ -330,10 +354,13 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
       checksums_.set(store_->page_number(frames[i], shard), checksums[i]);
     }
   }
+  // The frames of a job are those of one kind.
+  const std::span<const engine::FrameIndex> frames = store_->frames_of(*caller->holder, job);
+  const std::uint64_t block_bytes = frames.empty() ? 0 : block_bytes_of(frames.front(), *caller);
   const std::uint64_t sealed_before = store_->stats().insertions;
   auto left = store_->publish(*caller->holder, job, kPublishSlice);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
-  counted_.save_bytes += sealed * caller->instance->block_bytes;
+  counted_.save_bytes += sealed * block_bytes;
   waits_.settle();
   return left;
 }

@@ -30,6 +30,9 @@
 
 namespace pegaflow::server {
 
+/// The token of the claim on the blocks of one kind. Kind 0 has the token itself.
+Id128 claim_of_kind(const Id128& token, std::size_t kind);
+
 /// The cache of one node, without its wire.
 ///
 /// Knows every connection that has sent its hello, by the id that it was given. When a connection
@@ -133,6 +136,35 @@ class CacheService {
   Result<Found> claim_more(const Id128& connection, const Id128& token,
                            std::span<const BlockKey> keys);
   Result<void> unclaim(const Id128& connection, const Id128& token);
+
+  /// Whether the caller's namespace has several kinds of blocks. Then restorable() and
+  /// claim_restorable() take the place of lookup() and claim(), with the keys of the prompt's
+  /// units. Errors: as lookup().
+  Result<bool> has_kinds(const Id128& connection);
+  /// Whether all ranks of the caller's instance are connected.
+  [[nodiscard]] bool is_complete(const Id128& connection);
+  struct Restorable {
+    struct Range {
+      std::size_t kind = 0;
+      engine::BlockRange blocks;
+    };
+    std::size_t units = 0;  ///< The longest restorable prefix; 0: none beyond the engine's own.
+    bool complete = false;
+    std::vector<Range> ranges;  ///< The blocks that it needs, by kind.
+  };
+  /// Finds the longest prefix that the cache can restore; see engine::RestorableSearch. The engine
+  /// has `local_units` itself. Errors: as lookup(); kInvalidArgument for a number of units that is
+  /// not a multiple of the alignment.
+  Result<Restorable> restorable(const Id128& connection, std::span<const BlockKey> units,
+                                std::size_t local_units);
+  /// Claims the blocks of the longest restorable prefix, all of them or none: those of a kind under
+  /// claim_of_kind(). Errors: as restorable(), and those of the store.
+  Result<Restorable> claim_restorable(const Id128& connection, const Id128& token,
+                                      std::span<const BlockKey> units, std::size_t local_units);
+  /// Every length at which the prompt is restorable, as `boundaries` of cache.capnp returns it.
+  Result<std::vector<std::byte>> boundaries(const Id128& connection,
+                                            std::span<const BlockKey> units,
+                                            std::size_t local_units);
   struct Journal {
     std::uint64_t space = 0;  ///< Another number is another generation; 0: there is none yet.
     engine::BlockStore::JournalPart
@@ -198,8 +230,8 @@ class CacheService {
   /// incomplete instance every key is skipped.
   Result<std::vector<std::uint32_t>> reserve(
       const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
-      bool has_more = false,
-      engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip);
+      bool has_more = false, engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip,
+      std::size_t kind = 0);
   /// The time in which room may be made for a save of `blocks`, before the rest of them is skipped.
   [[nodiscard]] Duration reserve_patience(const Id128& connection, std::size_t blocks) const;
   /// Seals kPublishSlice blocks; returns how many blocks are left. `checksums` come with the first
@@ -332,23 +364,37 @@ class CacheService {
   void drop_membership(Client& client);
   /// Undoes add_rank(); the caller stays a scheduler if it was one.
   void withdraw_rank(Client& caller);
-  /// All ranks are connected: determines the namespace's shape.
+  /// The shape of each kind of blocks. Errors: kRefused for ranks that contradict each other.
+  [[nodiscard]] Result<std::vector<engine::Shape>> shapes_of(const Instance& instance) const;
+  /// All ranks are connected: determines the namespace's shapes.
   void complete(Instance& instance);
   [[nodiscard]] std::uint32_t numa_part_of(const Instance& instance, std::uint32_t shard) const;
-  [[nodiscard]] engine::SpaceId space_of(const Instance& instance) const;
-  [[nodiscard]] const engine::NamespaceTable::Namespace* space_called(const Bytes32& name) const;
-  void name_space(Instance& instance);
-  [[nodiscard]] Bytes32 name_of(const engine::NamespaceTable::Namespace& space) const;
+  [[nodiscard]] engine::SpaceId space_of(const Instance& instance, std::size_t kind = 0) const;
+  [[nodiscard]] const engine::NamespaceTable::Kind* kind_called(const Bytes32& name) const;
+  /// Removes the names of namespaces among nodes for which `is_over` returns true.
+  template <typename IsOver>
+  void forget_names(IsOver&& is_over);
+  void name_spaces(Instance& instance);
+  [[nodiscard]] Bytes32 name_of(const engine::NamespaceTable::Namespace& space,
+                                std::size_t kind) const;
   /// Starts a new generation of each namespace whose epoch is newer than the generation's.
   void retire_outdated();
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<engine::FrameIndex>& frames,
                                                     const Client& caller) const;
+  /// The size of the caller's pages of these frames, which are of one kind.
+  [[nodiscard]] std::uint64_t page_bytes_of(const std::vector<engine::FrameIndex>& frames,
+                                            const Client& caller) const;
+  /// The sum of the pages of a block.
+  [[nodiscard]] std::uint64_t block_bytes_of(engine::FrameIndex frame, const Client& caller) const;
   void leave_instance(Client& client);
   void leave_schedulers(Client& client);
   /// The declined sides by instance: the scheduler first, then the ranks in order.
   [[nodiscard]] std::map<std::string, std::vector<DeclinedInfo>> declined() const;
   void end_detached(std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached);
   void drop_reference(Instance& instance);
+  [[nodiscard]] Result<std::uint64_t> local_tokens(const Instance& instance,
+                                                   std::size_t local_units) const;
+  void unclaim_kinds(Client& client, const Id128& token);
 
   std::unique_ptr<engine::BlockStore> store_;
   std::unique_ptr<engine::NamespaceTable> namespaces_;
@@ -369,6 +415,7 @@ class CacheService {
   /// A namespace with a shape, which may no longer exist.
   struct Named {
     engine::NamespaceId id{};
+    std::size_t kind = 0;
     std::vector<std::uint64_t> page_bytes;  ///< The sizes that the name stands for, shard by shard.
     Epoch epoch;                            ///< The epoch of its present generation.
   };

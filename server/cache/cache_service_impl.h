@@ -18,7 +18,7 @@ struct CacheService::Rank {
   Id128 process;
   std::string build;
   std::uint32_t shard = 0;
-  std::uint64_t page_bytes = 0;
+  std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks.
   std::uint64_t block_count = 0;
   std::int32_t numa_node = -1;
 };
@@ -31,11 +31,14 @@ struct CacheService::Instance {
   std::uint32_t schedulers = 0;
   std::uint32_t connected = 0;  ///< Connected ranks.
   std::uint32_t shards = 0;
-  std::uint64_t block_bytes = 0;  ///< Sum of its shards' pages; set once it is complete.
-  std::vector<Rank> ranks;        ///< Empty before the first registers.
+  engine::BlockKinds rules;  ///< The rules of its kinds of blocks; empty: one kind, a prefix.
+  /// By kind, the sum of the pages of a block; set once it is complete.
+  std::vector<std::uint64_t> block_bytes;
+  std::vector<Rank> ranks;  ///< Empty before the first registers.
   engine::NamespaceId space_name{};
   std::string namespace_hash;
-  Bytes32 space{};      ///< The name of its namespace among nodes; set once it is complete.
+  /// By kind, the name of its namespace among nodes; set once it is complete.
+  std::vector<Bytes32> spaces;
   std::string refused;  ///< Why it is not served although all ranks are connected.
 
   [[nodiscard]] bool is_complete() const {

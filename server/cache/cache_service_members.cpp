@@ -21,6 +21,37 @@ std::string printable(std::string text) {
   return text;
 }
 
+/// "64 KiB", or "64 KiB, 8 KiB" with several kinds of blocks.
+std::string list_of(std::span<const std::uint64_t> page_bytes) {
+  std::string list;
+  for (const std::uint64_t bytes : page_bytes) {
+    if (!list.empty()) list += ", ";
+    list += format_bytes(bytes);
+  }
+  return list;
+}
+
+/// The rules and the page sizes of a rank, kind by kind.
+struct Pages {
+  engine::BlockKinds rules;
+  std::vector<std::uint64_t> bytes;
+};
+
+Pages registered_pages(const Registration& registration) {
+  if (registration.kinds.empty()) return {.rules = {}, .bytes = {registration.page_bytes}};
+  Pages pages{.rules = {.kinds = {},
+                        .unit_tokens = registration.unit_tokens,
+                        .alignment_tokens = registration.alignment_tokens},
+              .bytes = {}};
+  for (const RegisteredKind& kind : registration.kinds) {
+    pages.rules.kinds.push_back({.rule = static_cast<engine::KindRule>(kind.rule),
+                                 .tokens = kind.tokens,
+                                 .block_tokens = kind.block_tokens});
+    pages.bytes.push_back(kind.page_bytes);
+  }
+  return pages;
+}
+
 }  // namespace
 
 // ---- connections
@@ -230,14 +261,19 @@ std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::dec
 }
 
 Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
-  if (registration.page_bytes == 0)
-    return fail(Errc::kInvalidArgument, "register: a page has 0 bytes");
-  if (registration.page_bytes > kMaxPageBytes ||
-      slot_bytes_for(registration.page_bytes) > pool_bytes_) {
-    return fail(Errc::kRefused,
-                "register: a page of {} does not fit: the limit is {}, the pool has {}",
-                format_bytes(registration.page_bytes), format_bytes(kMaxPageBytes),
-                format_bytes(pool_bytes_));
+  const Pages pages = registered_pages(registration);
+  for (const std::uint64_t bytes : pages.bytes) {
+    if (bytes == 0) return fail(Errc::kInvalidArgument, "register: a page has 0 bytes");
+    if (bytes > kMaxPageBytes || slot_bytes_for(bytes) > pool_bytes_) {
+      return fail(Errc::kRefused,
+                  "register: a page of {} does not fit: the limit is {}, the pool has {}",
+                  format_bytes(bytes), format_bytes(kMaxPageBytes), format_bytes(pool_bytes_));
+    }
+  }
+  if (!pages.rules.kinds.empty()) {
+    if (auto checked = pages.rules.check(); !checked) {
+      return fail(Errc::kInvalidArgument, "register: {}", checked.error().detail);
+    }
   }
   if (registration.shards > engine::kMaxShards || registration.ranks > engine::kMaxShards) {
     return fail(Errc::kRefused, "register: {} ranks, the limit is {}", registration.ranks,
@@ -253,6 +289,13 @@ Result<void> CacheService::check_rank(const Client& caller, const Registration& 
         "register: rank {} reports {} ranks and {} shards, others of instance {} report {} and {}",
         registration.rank, registration.ranks, registration.shards, instance.id,
         instance.ranks.size(), instance.shards);
+  }
+  if (instance.connected != 0 && instance.rules != pages.rules) {
+    return fail(Errc::kInvalidArgument,
+                "register: rank {} reports {} kinds of blocks with other rules than others of "
+                "instance {}, which report {}",
+                registration.rank, pages.rules.kinds.size(), instance.id,
+                instance.rules.kinds.size());
   }
   if (registration.rank >= instance.ranks.size()) return {};
   const Rank& rank = instance.ranks[registration.rank];
@@ -275,8 +318,9 @@ Result<void> CacheService::enter_namespace(Client& caller, const Registration& r
                namespaces_->enter(std::move(factors)));
   entered = space->id;
   const auto check = [&]() -> Result<void> {
-    PEGA_TRY(namespaces_->fits(entered, registration.shard, registration.shards,
-                               registration.page_bytes));
+    const Pages pages = registered_pages(registration);
+    PEGA_TRY(namespaces_->fits(entered, registration.shard, registration.shards, pages.rules,
+                               pages.bytes));
     PEGA_TRY(join(caller, registration.instance));
     if (caller.instance->connected != 0 && caller.instance->space_name != entered) {
       return fail(Errc::kInvalidArgument,
@@ -321,7 +365,7 @@ Result<CacheService::Registered> CacheService::register_again(
     const Client& caller, const Registration& registration) const {
   const Instance& own = *caller.instance;
   if (own.id != registration.instance || caller.rank != registration.rank ||
-      own.ranks[caller.rank].page_bytes != registration.page_bytes) {
+      own.ranks[caller.rank].page_bytes != registered_pages(registration).bytes) {
     return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
   }
   return Registered{own.namespace_hash};
@@ -350,6 +394,7 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
   if (instance.connected == 0) {
     instance.ranks.assign(registration.ranks, Rank{});
     instance.shards = registration.shards;
+    instance.rules = registered_pages(registration).rules;
     instance.space_name = space_name;
     instance.namespace_hash = namespaces_->find(space_name)->hash;
   }
@@ -360,14 +405,14 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
           .process = caller.process,
           .build = caller.build,
           .shard = registration.shard,
-          .page_bytes = registration.page_bytes,
+          .page_bytes = registered_pages(registration).bytes,
           .block_count = registration.block_count,
           .numa_node = registration.node};
   store_->set_shard(*caller.holder, registration.shard, registration.shards);
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
             registration.rank, instance.ranks.size(), to_string(rank.process),
-            instance.namespace_hash, format_bytes(rank.page_bytes));
+            instance.namespace_hash, list_of(rank.page_bytes));
 }
 
 void CacheService::drop_membership(Client& client) {
@@ -385,37 +430,51 @@ void CacheService::withdraw_rank(Client& caller) {
   if (is_scheduler) static_cast<void>(attach(caller.connection, id, scheduler));
 }
 
-void CacheService::complete(Instance& instance) {
-  engine::Shape shape;
-  instance.block_bytes = 0;
+Result<std::vector<engine::Shape>> CacheService::shapes_of(const Instance& instance) const {
+  std::vector<engine::Shape> shapes(instance.ranks.front().page_bytes.size());
   for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
-    shape.shards.push_back({.page_bytes = instance.ranks[instance.saver(shard)].page_bytes,
-                            .numa_node = numa_part_of(instance, shard)});
-    instance.block_bytes += shape.shards.back().page_bytes;
-  }
-  const auto settle = [&]() -> Result<void> {
-    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
-      if (instance.ranks[instance.saver(shard)].shard != shard) {
-        return fail(Errc::kRefused, "no rank of instance {} holds shard {}", instance.id, shard);
-      }
+    const Rank& saver = instance.ranks[instance.saver(shard)];
+    if (saver.shard != shard) {
+      return fail(Errc::kRefused, "no rank of instance {} holds shard {}", instance.id, shard);
     }
-    for (const Rank& rank : instance.ranks) {
-      if (rank.page_bytes != shape.shards[rank.shard].page_bytes) {
+    for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
+      shapes[kind].shards.push_back(
+          {.page_bytes = saver.page_bytes[kind], .numa_node = numa_part_of(instance, shard)});
+    }
+  }
+  for (const Rank& rank : instance.ranks) {
+    for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
+      const std::uint64_t bytes = shapes[kind].shards[rank.shard].page_bytes;
+      if (rank.page_bytes[kind] != bytes) {
         return fail(Errc::kRefused,
                     "register: pages of {} and {} bytes for shard {} of instance {}",
-                    rank.page_bytes, shape.shards[rank.shard].page_bytes, rank.shard, instance.id);
+                    rank.page_bytes[kind], bytes, rank.shard, instance.id);
       }
     }
-    return namespaces_->fix_shape(instance.space_name, shape);
+  }
+  return shapes;
+}
+
+void CacheService::complete(Instance& instance) {
+  const auto settle = [&]() -> Result<void> {
+    PEGA_TRY_LET(const std::vector<engine::Shape> shapes, shapes_of(instance));
+    PEGA_TRY(namespaces_->fix_shapes(instance.space_name, instance.rules, shapes));
+    instance.block_bytes.clear();
+    for (const engine::Shape& shape : shapes) {
+      std::uint64_t bytes = 0;
+      for (const engine::Shape::Shard& shard : shape.shards) bytes += shard.page_bytes;
+      instance.block_bytes.push_back(bytes);
+    }
+    return {};
   };
-  if (const auto quiesced = settle(); !quiesced) {
-    instance.refused = quiesced.error().detail;
+  if (const auto settled = settle(); !settled) {
+    instance.refused = settled.error().detail;
     ++counted_.refused_page_size;
     kLog.error("an engine runs without the cache instance={} reason=\"{}\"", instance.id,
                instance.refused);
     return;
   }
-  name_space(instance);
+  name_spaces(instance);
   kLog.info("complete instance={} ranks={} shards={}", instance.id, instance.ranks.size(),
             instance.shards);
 }

@@ -15,9 +15,9 @@ constexpr Log kLog{"cache"};
 /// Above this count, the names of namespaces that no longer exist are removed.
 constexpr std::size_t kManySpaces = 512;
 
-std::vector<std::uint64_t> page_bytes_of(const engine::NamespaceTable::Namespace& space) {
+std::vector<std::uint64_t> sizes_of(const engine::NamespaceTable::Kind& kind) {
   std::vector<std::uint64_t> sizes;
-  for (const engine::Shape::Shard& shard : space.shape.shards) sizes.push_back(shard.page_bytes);
+  for (const engine::Shape::Shard& shard : kind.shape.shards) sizes.push_back(shard.page_bytes);
   return sizes;
 }
 
@@ -27,27 +27,45 @@ std::uint64_t CacheService::Wants::block_bytes() const {
   return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
 }
 
-Bytes32 CacheService::name_of(const engine::NamespaceTable::Namespace& space) const {
-  return cluster::space_name(space.factors, page_bytes_of(space));
+Bytes32 CacheService::name_of(const engine::NamespaceTable::Namespace& space,
+                              std::size_t kind) const {
+  return cluster::space_name(space.factors, sizes_of(space.kinds[kind]), kind);
 }
 
-void CacheService::name_space(Instance& instance) {
-  instance.space = name_of(*namespaces_->find(instance.space_name));
-  if (spaces_.size() > kManySpaces) {
-    std::erase_if(spaces_, [this](const auto& entry) {
-      return namespaces_->find(entry.second.id) == nullptr;
-    });
-  }
+void CacheService::name_spaces(Instance& instance) {
   const engine::NamespaceTable::Namespace& space = *namespaces_->find(instance.space_name);
-  // A namespace that lost its shape with its last user has another one now, and with it another
-  // name; see NamespaceTable::leave().
-  std::erase_if(spaces_, [&](const auto& entry) {
-    return entry.second.id == space.id && entry.first != instance.space;
+  instance.spaces.clear();
+  for (std::size_t kind = 0; kind < space.kinds.size(); ++kind) {
+    instance.spaces.push_back(name_of(space, kind));
+  }
+  if (spaces_.size() > kManySpaces) {
+    forget_names(
+        [this](const auto& entry) { return namespaces_->find(entry.second.id) == nullptr; });
+  }
+  // A namespace that lost its shapes with its last user has others now, and with them other names;
+  // see NamespaceTable::leave().
+  forget_names([&](const auto& entry) {
+    return entry.second.id == space.id && std::find(instance.spaces.begin(), instance.spaces.end(),
+                                                    entry.first) == instance.spaces.end();
   });
   // A known name has this epoch already: see retire_outdated().
-  spaces_.insert_or_assign(instance.space, Named{.id = space.id,
-                                                 .page_bytes = page_bytes_of(space),
-                                                 .epoch = epochs_.of(instance.space)});
+  for (std::size_t kind = 0; kind < space.kinds.size(); ++kind) {
+    if (kind != 0) epochs_.alias(instance.spaces[kind], instance.spaces.front());
+    spaces_.insert_or_assign(instance.spaces[kind],
+                             Named{.id = space.id,
+                                   .kind = kind,
+                                   .page_bytes = sizes_of(space.kinds[kind]),
+                                   .epoch = epochs_.of(instance.spaces[kind])});
+  }
+}
+
+template <typename IsOver>
+void CacheService::forget_names(IsOver&& is_over) {
+  std::erase_if(spaces_, [&](const auto& entry) {
+    if (!is_over(entry)) return false;
+    epochs_.forget_alias(entry.first);
+    return true;
+  });
 }
 
 void CacheService::retire_outdated() {
@@ -57,7 +75,8 @@ void CacheService::retire_outdated() {
     if (named.epoch == epoch) continue;
     named.epoch = epoch;
     const engine::NamespaceTable::Namespace* const space = namespaces_->find(named.id);
-    if (space == nullptr) continue;
+    // The kinds of a namespace have one epoch and are reset together.
+    if (space == nullptr || named.kind != 0) continue;
     namespaces_->reset(named.id);
     is_reset = true;
     ++counted_.resets_learned;
@@ -73,19 +92,15 @@ bool CacheService::meets(const Bytes32& space, const Epoch& theirs) {
   return epochs_.of(space) == theirs;
 }
 
-const engine::NamespaceTable::Namespace* CacheService::space_called(const Bytes32& name) const {
+const engine::NamespaceTable::Kind* CacheService::kind_called(const Bytes32& name) const {
   const auto found = spaces_.find(name);
   if (found == spaces_.end()) return nullptr;
   const engine::NamespaceTable::Namespace* const space = namespaces_->find(found->second.id);
+  if (space == nullptr || found->second.kind >= space->kinds.size()) return nullptr;
+  const engine::NamespaceTable::Kind& kind = space->kinds[found->second.kind];
   // The reader copies pages of the sizes that the name stands for: even if the namespace has
   // another shape by now, none of another size are found or lent by that name.
-  const auto has_size = [](const engine::Shape::Shard& shard, std::uint64_t bytes) {
-    return shard.page_bytes == bytes;
-  };
-  return space != nullptr &&
-                 std::ranges::equal(space->shape.shards, found->second.page_bytes, has_size)
-             ? space
-             : nullptr;
+  return sizes_of(kind) == found->second.page_bytes ? &kind : nullptr;
 }
 
 // ---- fetches from other nodes
@@ -96,9 +111,9 @@ Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
-  return Wants{.space = instance.space,
+  return Wants{.space = instance.spaces.front(),
                .generation = space_of(instance),
-               .page_bytes = page_bytes_of(*namespaces_->find(instance.space_name))};
+               .page_bytes = sizes_of(namespaces_->find(instance.space_name)->kinds.front())};
 }
 
 Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine::SpaceId generation,
@@ -167,13 +182,13 @@ std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token
 // ---- reads by other nodes
 
 std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {
-  const engine::NamespaceTable::Namespace* const found = space_called(space);
+  const engine::NamespaceTable::Kind* const found = kind_called(space);
   return found == nullptr ? 0 : store_->present(found->space, keys);
 }
 
 Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<const BlockKey> keys,
                                               Duration time) {
-  const engine::NamespaceTable::Namespace* const found = space_called(space);
+  const engine::NamespaceTable::Kind* const found = kind_called(space);
   if (found == nullptr) return Lent{};
   const auto shards = static_cast<std::uint32_t>(found->shape.shards.size());
   PEGA_TRY_LET(const engine::BlockStore::Lent lent, store_->lend(found->space, keys, time));

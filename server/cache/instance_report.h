@@ -20,7 +20,7 @@ struct RankInfo {
   bool is_connected = false;
   std::string build;
   Id128 process;
-  std::uint64_t page_bytes = 0;
+  std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks.
   std::uint64_t block_count = 0;
   std::int32_t numa_node = -1;         ///< The NUMA node of its memory, as it reported.
   std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.

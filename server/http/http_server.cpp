@@ -150,9 +150,10 @@ nlohmann::json to_json(const InstanceInfo& info) {
                      {"connected", rank.is_connected},
                      {"build", rank.build},
                      {"incarnation", to_string(rank.process)},
-                     {"page_bytes", rank.page_bytes},
+                     {"page_bytes", rank.page_bytes.front()},
                      {"block_count", rank.block_count},
                      {"numa_node", rank.numa_node}});
+    if (rank.page_bytes.size() > 1) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {
       ranks.back()["device"] = rank.engine->device;
@@ -178,7 +179,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
     body["rank"] = first.rank;
     body["build"] = first.build;
     body["incarnation"] = to_string(first.process);
-    body["page_bytes"] = first.page_bytes;
+    body["page_bytes"] = first.page_bytes.front();
     body["block_count"] = first.block_count;
   }
   return body;

@@ -103,6 +103,7 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> lookup(LookupContext call) override {
     const Measured measured(context_, Method::kLookup);
+    if (has_kinds()) return lookup_kinds(call, measured);
     std::span<const BlockKey> keys;
     const auto found =
         read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> read) {
@@ -128,6 +129,7 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> claim(ClaimContext call) override {
     const Measured measured(context_, Method::kClaim);
+    if (has_kinds()) return claim_kinds(call, measured);
     const Id128 token = read_id(call.getParams().getToken());
     const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
     if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
@@ -163,7 +165,7 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> open(OpenContext call) override {
     const Measured measured(context_, Method::kOpen);
     const auto params = call.getParams();
-    const Id128 token = read_id(params.getToken());
+    const Id128 token = claim_of_kind(read_id(params.getToken()), params.getKind());
     const std::size_t first = params.getFirst();
     const std::size_t count = params.getCount();
     const engine::PinId pin{params.getPin()};
@@ -215,6 +217,7 @@ class SessionImpl final : public wire::Session::Server {
     const Measured measured(context_, Method::kReserve);
     const JobId job = read_job(call.getParams().getJob());
     const std::size_t first = call.getParams().getFirst();
+    const std::size_t kind = call.getParams().getKind();
     struct State {
       std::vector<BlockKey> scratch;  // Its own: other calls run between the slices.
       std::span<const BlockKey> keys;
@@ -233,8 +236,8 @@ class SessionImpl final : public wire::Session::Server {
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,
-             [this, &shared, job, first, no_longer_than]() {
-               return reserve_slice(job, first, shared.keys, no_longer_than, shared.slots);
+             [this, &shared, job, kind, first, no_longer_than]() {
+               return reserve_slice(job, kind, first, shared.keys, no_longer_than, shared.slots);
              })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           answer_slots(state->slots, call);
@@ -344,12 +347,71 @@ class SessionImpl final : public wire::Session::Server {
     return finish(measured, done);
   }
 
+  kj::Promise<void> boundaries(BoundariesContext call) override {
+    const Measured measured(context_, Method::kBoundaries);
+    const std::size_t local = call.getParams().getLocalUnits();
+    const auto found =
+        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> units) {
+          return service_.boundaries(connection_, units, local);
+        });
+    auto results = call.getResults();
+    if (found) {
+      results.setComplete(service_.is_complete(connection_));
+      auto bits = results.initRestorable(static_cast<unsigned>(found->size()));
+      std::memcpy(bits.begin(), found->data(), found->size());
+    } else {
+      write_error(found.error(), results.initError());
+    }
+    return finish(measured, found);
+  }
+
   kj::Promise<void> goodbye(GoodbyeContext call) override {
     return done_in_order(jobs_, Method::kGoodbye, call,
                          [this]() { return service_.goodbye(connection_); });
   }
 
  private:
+  /// Whether the namespace of the caller's instance has several kinds of blocks. False for callers
+  /// without an instance, whose calls fail later.
+  [[nodiscard]] bool has_kinds() { return service_.has_kinds(connection_).value_or(false); }
+
+  kj::Promise<void> lookup_kinds(LookupContext& call, const Measured& measured) {
+    const std::size_t local = call.getParams().getLocalUnits();
+    const auto found =
+        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> units) {
+          return service_.restorable(connection_, units, local);
+        });
+    auto results = call.getResults(capnp::MessageSize{4, 0});
+    if (found) {
+      results.setSealed(static_cast<std::uint32_t>(found->units));
+      results.setComplete(found->complete);
+    }
+    return finish(measured, found);
+  }
+
+  kj::Promise<void> claim_kinds(ClaimContext& call, const Measured& measured) {
+    const auto params = call.getParams();
+    const auto found =
+        read_keys(params.getKeys(), context_.keys).and_then([&](std::span<const BlockKey> units) {
+          return service_.claim_restorable(connection_, read_id(params.getToken()), units,
+                                           params.getKeys().getLocalUnits());
+        });
+    auto results = call.getResults();
+    if (!found) {
+      write_error(found.error(), results.initError());
+      return finish(measured, found);
+    }
+    results.setReady(static_cast<std::uint32_t>(found->units));
+    results.setComplete(found->complete);
+    auto ranges = results.initRanges(static_cast<unsigned>(found->ranges.size()));
+    for (unsigned i = 0; i < ranges.size(); ++i) {
+      ranges[i].setKind(static_cast<std::uint8_t>(found->ranges[i].kind));
+      ranges[i].setFirst(static_cast<std::uint32_t>(found->ranges[i].blocks.first));
+      ranges[i].setCount(static_cast<std::uint32_t>(found->ranges[i].blocks.count));
+    }
+    return finish(measured, found);
+  }
+
   kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience) {
     // The fulfiller outlives the promise where the connection ends first.
     auto answered = kj::newPromiseAndFulfiller<Result<void>>();
@@ -498,14 +560,15 @@ class SessionImpl final : public wire::Session::Server {
 
   /// True while there are keys left to reserve. A slice may end early, or reserve nothing, where
   /// large blocks wait for small ones to make room.
-  bool reserve_slice(const JobId& job, std::size_t first, std::span<const BlockKey> keys,
-                     TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
+  bool reserve_slice(const JobId& job, std::size_t kind, std::size_t first,
+                     std::span<const BlockKey> keys, TimePoint no_longer_than,
+                     Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
     const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
     const bool may_wait = context_.clock.now() < no_longer_than;
     auto slice = service_.reserve(
         connection_, job, first + done, keys.subspan(done, count), done + count < keys.size(),
-        may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip);
+        may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip, kind);
     if (!slice) {
       // The caller gets no slot, so the slots of earlier slices are not written.
       if (done != 0) (void)service_.abandon(connection_, job);
