@@ -97,8 +97,8 @@ class BlockStore {
   /// Returns the id of an equal shape or of a new one, with one more user. The index of a shape has
   /// room for as many blocks as fit the pool: about 20 bytes each, whose memory is allocated in
   /// slices through work().
-  /// Errors: kInvalidArgument for a shape without shards or with an empty page; kRefused when a
-  /// page exceeds 1 GiB or the pages of a block do not fit the pool; kBusy when 256 shapes have
+  /// Errors: kInvalidArgument for a shape without shards or without a page; kRefused when a page
+  /// exceeds 1 GiB or the pages of a block do not fit the pool; kBusy when 256 shapes have
   /// users, or as many others still have blocks; kOutOfCapacity when there is no memory for the
   /// index.
   Result<ShapeId> add_shape(const Shape& shape);
@@ -159,6 +159,10 @@ class BlockStore {
   /// Changes no counter and no recency.
   [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
 
+  /// Counts a lookup that its caller answered from present_each(): the first `found` of `keys` were
+  /// found, and each other one is a miss, of its own reason or, if it is present, kBehindHole.
+  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found);
+
   /// Claims the longest sealed prefix of `keys` within the limits, under `token`. Makes the blocks
   /// recent. Returns the number of claimed blocks; with 0 no claim exists.
   /// Errors: kInvalidArgument when the token is in use or none, kGone for an unknown or lost
@@ -171,8 +175,21 @@ class BlockStore {
   /// Errors: kGone for a token that is unknown or was revoked, or a holder unknown or lost.
   Result<std::size_t> claim_more(HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
-  /// Ends a claim of this holder; its pins stay. Unknown tokens are fine: the claim may have been
-  /// revoked.
+  /// The blocks of one of several claims that are made together.
+  struct ClaimPart {
+    SpaceId space{};
+    std::span<const BlockKey> keys;  ///< At least one.
+    Id128 token;                     ///< A different one for each part.
+  };
+  /// Claims the blocks of all parts, each part under its token, or none of them: returns false when
+  /// one is missing or exceeds a limit. Such claims end together, by unclaim() of any of them or
+  /// when one is revoked, and the opening of one counts for all. claim_more() does not extend them.
+  /// Errors: as claim(); then none is made, and claims under these tokens stay as they were.
+  Result<bool> claim_together(HolderId holder, std::span<const ClaimPart> parts);
+  /// The bytes of blocks that the holder may still claim, if nothing holds them yet.
+  [[nodiscard]] std::uint64_t room_to_claim(HolderId holder) const;
+  /// Ends a claim of this holder, and those made together with it; its pins stay. Unknown tokens
+  /// are fine: the claim may have been revoked.
   void unclaim(HolderId holder, const Id128& token);
 
   struct OpenedPages {
@@ -307,7 +324,8 @@ class BlockStore {
   /// share of the exchange.
   /// Errors: kGone for an unknown or lost holder, for a retired generation, or when the job was
   /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, generation or
-  /// number of shards, was published by this one, or `first` lies beyond the keys that this shard
+  /// number of shards, was published by this one, when this one has no page in such blocks, or
+  /// `first` lies beyond the keys that this shard
   /// has reserved; kBusy when there are `max_reservations` jobs.
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
@@ -315,6 +333,8 @@ class BlockStore {
   /// The frames that the job still has to publish, in the order in which reserve() returned them.
   /// Empty where publish() would return kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
+  /// The generation whose blocks a job writes; no value for a job that is unknown or forgotten.
+  [[nodiscard]] std::optional<SpaceId> space_of_job(const JobId& job) const;
   /// All copies of the job into this holder's shard ended and are whole. The last shard seals at
   /// most `limit` of its blocks, the last one first, and gets the number that is left: it repeats
   /// the call until 0. The other shards get 0.
@@ -340,6 +360,7 @@ class BlockStore {
   struct JournalEntry {
     BlockKey key;
     bool is_present = false;  ///< False: it is gone.
+    std::uint8_t place = 0;   ///< Its generation among those that were given.
   };
   struct JournalPart {
     std::vector<JournalEntry> entries;  ///< In order, of the requested generation.
@@ -354,6 +375,9 @@ class BlockStore {
   /// blocks: there are simply no further ones. That a block is present is recorded again when a
   /// claim or a save meets it. Empty without keep_journal().
   [[nodiscard]] JournalPart journal(SpaceId space, std::uint64_t from, std::size_t limit) const;
+  /// The same for several generations, at most 256: their entries in one order.
+  [[nodiscard]] JournalPart journal(std::span<const SpaceId> spaces, std::uint64_t from,
+                                    std::size_t limit) const;
 
   // ---- time and background work
 

@@ -47,9 +47,8 @@ Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint
   const Namespace& space = found->space;
   if (!space.has_shapes()) return {};
   if (space.kinds.size() != page_bytes.size() || space.rules != rules) {
-    return fail(Errc::kRefused,
-                "{} kinds of blocks in namespace {}, whose {} kinds have other rules or sizes",
-                page_bytes.size(), space.hash, space.kinds.size());
+    return fail(Errc::kRefused, "kinds of blocks ({}) in namespace {}, which has ({})",
+                to_string(rules), space.hash, to_string(space.rules));
   }
   for (std::size_t kind = 0; kind < page_bytes.size(); ++kind) {
     const std::vector<Shape::Shard>& known = space.kinds[kind].shape.shards;

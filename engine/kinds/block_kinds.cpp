@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/core.h>
+
 namespace pegaflow::engine {
 namespace {
 
@@ -29,6 +31,32 @@ Result<void> check_kind(const BlockKind& kind, std::size_t number, const BlockKi
 }
 
 }  // namespace
+
+std::string_view to_string(KindRule rule) noexcept {
+  switch (rule) {
+    case KindRule::kPrefix:
+      return "full";
+    case KindRule::kTrailing:
+      return "window";
+    case KindRule::kChunk:
+      return "chunk";
+    case KindRule::kState:
+      return "state";
+  }
+  return "unknown";
+}
+
+std::string to_string(const BlockKinds& kinds) {
+  if (kinds.kinds.empty()) return "one kind";
+  std::string text;
+  for (const BlockKind& kind : kinds.kinds) {
+    if (!text.empty()) text += ", ";
+    text += to_string(kind.rule);
+    if (kind.tokens != 0) text += fmt::format(" {}", kind.tokens);
+    text += fmt::format(" of {} tokens", kind.block_tokens);
+  }
+  return text + fmt::format("; unit {}, alignment {}", kinds.unit_tokens, kinds.alignment_tokens);
+}
 
 Result<void> BlockKinds::check() const {
   if (kinds.empty() || kinds.size() > kMost) {

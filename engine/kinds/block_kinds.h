@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -19,6 +21,11 @@ enum class KindRule : std::uint8_t {
   kChunk,     ///< Chunked attention: the blocks of [c, n), c the last multiple of `tokens` up to n.
   kState,     ///< Recurrent states: the one block that ends at n.
 };
+
+inline constexpr std::size_t kKindRules = 4;
+
+/// The label of a rule in metrics and reports: "full", "window", "chunk", "state".
+std::string_view to_string(KindRule rule) noexcept;
 
 struct BlockKind {
   KindRule rule = KindRule::kPrefix;
@@ -58,5 +65,9 @@ struct BlockKinds {
   }
   bool operator==(const BlockKinds&) const = default;
 };
+
+/// For texts: "full of 16 tokens, window 1008 of 16 tokens; unit 16, alignment 16"; "one kind"
+/// without kinds.
+std::string to_string(const BlockKinds& kinds);
 
 }  // namespace pegaflow::engine

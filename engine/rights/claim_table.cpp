@@ -39,6 +39,7 @@ std::uint32_t ClaimTable::add(Claim claim) {
   claim.serial = next_serial_++;
   by_token_.insert(hash(claim.token), row);
   rows_[row] = std::move(claim);
+  rows_[row].next_together = row;
   by_age_.push_back(rows_, row);
   unopened_.push_back(rows_, row);
   rows_[row].holder->claims.push_back(rows_, row);
@@ -50,13 +51,21 @@ void ClaimTable::extend(std::uint32_t row, std::span<const FrameIndex> more) {
   rows_[row].blocks = FrameList(rows_[row].blocks, more);
 }
 
+void ClaimTable::join(std::uint32_t row, std::uint32_t other) {
+  rows_[other].next_together = std::exchange(rows_[row].next_together, other);
+}
+
 void ClaimTable::mark_opened(std::uint32_t row) {
-  if (rows_[row].is_opened) return;
-  unopened_.erase(rows_, row);
-  rows_[row].is_opened = true;
+  for (; !rows_[row].is_opened; row = rows_[row].next_together) {
+    unopened_.erase(rows_, row);
+    rows_[row].is_opened = true;
+  }
 }
 
 Claim ClaimTable::remove(std::uint32_t row) {
+  std::uint32_t before = row;  // At most one claim for each kind of blocks is in the ring.
+  while (rows_[before].next_together != row) before = rows_[before].next_together;
+  rows_[before].next_together = rows_[row].next_together;
   by_token_.erase(hash(rows_[row].token), row);
   by_age_.erase(rows_, row);
   if (!rows_[row].is_opened) unopened_.erase(rows_, row);

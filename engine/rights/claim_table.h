@@ -22,7 +22,10 @@ class ClaimTable {
   /// Errors: kOutOfCapacity.
   static Result<ClaimTable> create(std::uint32_t max_claims);
 
-  [[nodiscard]] bool is_full() const noexcept { return rows_.size() == max_claims_; }
+  [[nodiscard]] bool is_full() const noexcept { return !has_room_for(1); }
+  [[nodiscard]] bool has_room_for(std::size_t claims) const noexcept {
+    return claims <= max_claims_ - rows_.size();
+  }
   [[nodiscard]] std::uint32_t size() const noexcept { return rows_.size(); }
   [[nodiscard]] std::uint32_t find(const Id128& token) const;
   /// The row of a claim that may be opened, or kNone. It may not once its holder has left or its
@@ -34,6 +37,9 @@ class ClaimTable {
   std::uint32_t add(Claim claim);
   /// Appends blocks to the claim.
   void extend(std::uint32_t row, std::span<const FrameIndex> more);
+  /// The claims of `row` and of `other`, which is alone, are revoked together from now on.
+  void join(std::uint32_t row, std::uint32_t other);
+  /// Marks it and those that are revoked together with it.
   void mark_opened(std::uint32_t row);
   /// Counts blocks of the claim's size that were pinned through it, or are no longer pinned.
   void add_pinned(std::uint32_t row, std::size_t blocks) {

@@ -27,7 +27,7 @@ std::uint32_t JobTable::find(const JobId& id) const {
   return by_id_.find(hash(id), [&](std::uint32_t row) { return rows_[row].id == id; });
 }
 
-std::uint32_t JobTable::add(const JobId& id, std::uint32_t shards, Space& space,
+std::uint32_t JobTable::add(const JobId& id, std::uint32_t shards, Space& space, const Shape& shape,
                             std::uint64_t frame_bytes, TimePoint deadline) {
   const std::uint32_t row = rows_.add();
   by_id_.insert(hash(id), row);
@@ -40,6 +40,13 @@ std::uint32_t JobTable::add(const JobId& id, std::uint32_t shards, Space& space,
   job.is_named = true;
   job.is_due = true;
   job.writers.assign(shards, Job::kNotRequested);
+  for (std::uint32_t shard = 0; shard < std::min<std::size_t>(shards, shape.shards.size());
+       ++shard) {
+    if (shape.shards[shard].page_bytes != 0) continue;
+    job.writers[shard] = Job::kNoPage;
+    ++job.published;
+    ++job.done;
+  }
   by_deadline_.push_back(rows_, row);
   space.jobs.push_back(rows_, row);
   ++live_;
@@ -68,20 +75,20 @@ bool JobTable::all_know_all(std::uint32_t row) const {
   const Job& job = rows_[row];
   if (job.shards() == 1) return true;
   return std::all_of(job.writers.begin(), job.writers.end(), [&](std::uint32_t number) {
-    return number != Job::kNotRequested && number != Job::kDone &&
-           writers_[number].requested == job.answers.size();
+    return number == Job::kNoPage ||
+           (Job::is_row(number) && writers_[number].requested == job.answers.size());
   });
 }
 
 const ShardWriter* JobTable::writer(std::uint32_t row, std::uint32_t shard) const {
   const std::uint32_t number = rows_[row].writers[shard];
-  return number == Job::kNotRequested || number == Job::kDone ? nullptr : &writers_[number];
+  return Job::is_row(number) ? &writers_[number] : nullptr;
 }
 
 template <typename Is>
 bool JobTable::any_writer(const Job& job, Is&& is) const {
   return std::any_of(job.writers.begin(), job.writers.end(), [&](std::uint32_t number) {
-    return number != Job::kNotRequested && number != Job::kDone && is(writers_[number]);
+    return Job::is_row(number) && is(writers_[number]);
   });
 }
 
@@ -159,7 +166,7 @@ void JobTable::forget(std::uint32_t row) {
   set_fate(job, has_left ? Job::Fate::kWriterLost : Job::Fate::kForgotten);
   for (std::uint32_t shard = 0; shard < job.shards(); ++shard) {
     const std::uint32_t number = job.writers[shard];
-    if (number == Job::kNotRequested) continue;
+    if (!Job::is_row(number)) continue;
     ShardWriter& writer = writers_[number];
     if (writer.has_published) {
       drop_writer(job, shard, writer.holder->live_writers);
@@ -176,7 +183,7 @@ void JobTable::forget(std::uint32_t row) {
 void JobTable::end_shard(std::uint32_t row, std::uint32_t shard) {
   Job& job = rows_[row];
   PEGA_ASSERT(job.fate != Job::Fate::kLive, "job {} is not forgotten", job.id.number);
-  if (job.writers[shard] == Job::kDone) return;
+  if (job.writers[shard] == Job::kDone || job.writers[shard] == Job::kNoPage) return;
   if (job.writers[shard] == Job::kNotRequested) {
     job.writers[shard] = Job::kDone;
     ++job.done;
@@ -211,6 +218,7 @@ void JobTable::finish(std::uint32_t row) {
   PEGA_ASSERT(job.fate == Job::Fate::kLive && job.published == job.shards() && job.frames.empty(),
               "job {} is not published", job.id.number);
   for (std::uint32_t shard = 0; shard < job.shards(); ++shard) {
+    if (!has_page(row, shard)) continue;
     drop_writer(job, shard, writers_[job.writers[shard]].holder->live_writers);
   }
   leave_live(job, row);

@@ -31,15 +31,20 @@ class JobTable {
   [[nodiscard]] std::uint32_t live_count() const noexcept { return live_; }
   [[nodiscard]] std::uint32_t find(const JobId& id) const;
   /// Adds a live job without frames and writers. Its id is not in use and the table is not full.
-  std::uint32_t add(const JobId& id, std::uint32_t shards, Space& space, std::uint64_t frame_bytes,
-                    TimePoint deadline);
+  /// Shards of 0 bytes, according to `shape`, count as published.
+  std::uint32_t add(const JobId& id, std::uint32_t shards, Space& space, const Shape& shape,
+                    std::uint64_t frame_bytes, TimePoint deadline);
   /// The holder writes its shard of a live job from now on; its shard has no writer yet.
   void add_writer(std::uint32_t row, Holder& holder);
   /// The writer of that shard has the results of the first `keys` keys.
   void note_requested(std::uint32_t row, std::uint32_t shard, std::size_t keys);
   /// Whether every shard has the result of every key that was decided.
   [[nodiscard]] bool all_know_all(std::uint32_t row) const;
-  /// The writer of that shard, or null: it has not reserved anything, or is done.
+  /// Whether that shard has a page in the job's blocks.
+  [[nodiscard]] bool has_page(std::uint32_t row, std::uint32_t shard) const {
+    return rows_[row].writers[shard] != Job::kNoPage;
+  }
+  /// The writer of that shard, or null: it has not reserved anything, is done, or has no page.
   [[nodiscard]] const ShardWriter* writer(std::uint32_t row, std::uint32_t shard) const;
   /// Adds the result for the next key of a job of several shards.
   void add_answer(std::uint32_t row, FrameIndex frame) { rows_[row].answers.push_back(frame); }

@@ -29,6 +29,8 @@ struct Claim {
   Holder* holder = nullptr;
   Space* space = nullptr;
   TimePoint made;
+  /// The next row of the ring of claims that are revoked together; its own where it is alone.
+  std::uint32_t next_together = 0;
   bool is_opened = false;
   std::uint64_t frame_bytes = 0;
   std::uint64_t pinned_bytes = 0;  ///< Bytes of all pins opened from it that still live.
@@ -91,6 +93,7 @@ struct Job {
   };
   static constexpr std::uint32_t kNotRequested = ~std::uint32_t{0};
   static constexpr std::uint32_t kDone = ~std::uint32_t{1};
+  static constexpr std::uint32_t kNoPage = ~std::uint32_t{2};
 
   JobId id;
   Space* space = nullptr;  ///< While the job is live: a generation may end before a writer.
@@ -101,9 +104,9 @@ struct Job {
   bool is_due = false;     ///< It is in the list by deadline.
   bool is_queued = false;  ///< The queued work will reach it.
   TimePoint deadline;
-  std::vector<std::uint32_t> writers;  ///< By shard: a row, kNotRequested or kDone.
+  std::vector<std::uint32_t> writers;  ///< By shard: a row, kNotRequested, kDone or kNoPage.
   std::uint32_t writing = 0;           ///< Shards whose copies may be in progress.
-  std::uint32_t published = 0;
+  std::uint32_t published = 0;         ///< While it is live, with those without a page.
   std::uint32_t done = 0;
   std::vector<FrameIndex> answers;  ///< With several shards: the results, key by key.
   std::vector<FrameIndex> frames;   ///< Not sealed yet; sealed from the end.
@@ -113,6 +116,8 @@ struct Job {
   [[nodiscard]] std::uint32_t shards() const noexcept {
     return static_cast<std::uint32_t>(writers.size());
   }
+  /// Whether an element of `writers` is a row.
+  [[nodiscard]] static bool is_row(std::uint32_t number) noexcept { return number < kNoPage; }
 };
 
 /// One connection of one process.

@@ -161,6 +161,10 @@ std::uint64_t BlockStore::present_each(SpaceId space, std::span<const BlockKey> 
   return impl_->reader.present_each(space, keys);
 }
 
+void BlockStore::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
+  impl_->reader.note_lookup(space, keys, found);
+}
+
 Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
                                       std::span<const BlockKey> keys, const Id128& token) {
   return impl_->reader.claim(holder, space, keys, token);
@@ -169,6 +173,14 @@ Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,
 Result<std::size_t> BlockStore::claim_more(HolderId holder, const Id128& token,
                                            std::span<const BlockKey> keys) {
   return impl_->reader.claim_more(holder, token, keys);
+}
+
+Result<bool> BlockStore::claim_together(HolderId holder, std::span<const ClaimPart> parts) {
+  return impl_->reader.claim_together(holder, parts);
+}
+
+std::uint64_t BlockStore::room_to_claim(HolderId holder) const {
+  return impl_->reader.room_to_claim(holder);
 }
 
 void BlockStore::unclaim(HolderId holder, const Id128& token) {
@@ -240,6 +252,10 @@ std::span<const FrameIndex> BlockStore::frames_of(HolderId holder, const JobId& 
   return impl_->writer.frames_of(holder, job);
 }
 
+std::optional<SpaceId> BlockStore::space_of_job(const JobId& job) const {
+  return impl_->writer.space_of_job(job);
+}
+
 Result<std::size_t> BlockStore::publish(HolderId holder, const JobId& job, std::size_t limit) {
   return impl_->writer.publish(holder, job, limit);
 }
@@ -254,7 +270,12 @@ Result<void> BlockStore::keep_journal() { return impl_->blocks.keep_journal(); }
 
 BlockStore::JournalPart BlockStore::journal(SpaceId space, std::uint64_t from,
                                             std::size_t limit) const {
-  return impl_->blocks.journal(space, from, limit);
+  return impl_->blocks.journal(std::span(&space, 1), from, limit);
+}
+
+BlockStore::JournalPart BlockStore::journal(std::span<const SpaceId> spaces, std::uint64_t from,
+                                            std::size_t limit) const {
+  return impl_->blocks.journal(spaces, from, limit);
 }
 
 // ---- time and background work

@@ -65,7 +65,8 @@ Result<void> StoreCheck::check_jobs() const {
     std::uint32_t writing = 0;
     std::uint32_t published = 0;
     for (const std::uint32_t number : job.writers) {
-      if (number == Job::kNotRequested || number == Job::kDone) continue;
+      if (number == Job::kNoPage && job.fate == Job::Fate::kLive) ++published;
+      if (!Job::is_row(number)) continue;
       const ShardWriter& writer = store_.jobs.writer_row(number);
       ++(writer.has_published ? published : writing);
       if (!writer.has_published) ++writing_of[writer.holder->id];

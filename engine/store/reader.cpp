@@ -2,21 +2,25 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace pegaflow::engine {
 
 std::size_t Reader::lookup(SpaceId space, std::span<const BlockKey> keys) {
-  std::size_t found = 0;
-  if (const Space* const where = spaces_.live(space); where != nullptr) {
-    found = blocks_.table().readable_prefix(where->shape, space, keys);
-    if (found != keys.size()) count_misses(*where, keys.subspan(found));
-  } else {
+  const std::size_t found = present(space, keys);
+  note_lookup(space, keys, found);
+  return found;
+}
+
+void Reader::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
+  if (const Space* const where = spaces_.live(space); where == nullptr) {
     counted_.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();
+  } else if (found != keys.size()) {
+    count_misses(*where, keys.subspan(found));
   }
   ++counted_.lookups;
   counted_.lookup_hits += found;
   counted_.lookup_misses += keys.size() - found;
-  return found;
 }
 
 std::size_t Reader::present(SpaceId space, std::span<const BlockKey> keys) const {
@@ -74,14 +78,17 @@ Miss Reader::why_missing(const Space& space, const BlockKey& key, FrameIndex fra
 
 // ---- claims
 
+Result<void> Reader::check_unused(const Id128& token) const {
+  if (!token.is_none() && claims_.find(token) == ClaimTable::kNone) return {};
+  return fail(Errc::kInvalidArgument, "claim under a token that is {}",
+              token.is_none() ? "none" : "in use");
+}
+
 Result<std::size_t> Reader::claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                                   const Id128& token) {
   Holder* const owner = holders_.active(holder);
   if (owner == nullptr) return fail(Errc::kGone, "claim for a holder that left");
-  if (token.is_none() || claims_.find(token) != ClaimTable::kNone) {
-    return fail(Errc::kInvalidArgument, "claim under a token that is {}",
-                token.is_none() ? "none" : "in use");
-  }
+  PEGA_TRY(check_unused(token));
   if (claims_.is_full()) {
     return fail(Errc::kBusy, "there are {} claims already", claims_.size());
   }
@@ -110,10 +117,48 @@ Result<std::size_t> Reader::claim_more(HolderId holder, const Id128& token,
   return found.size();
 }
 
+Result<bool> Reader::claim_together(HolderId holder, std::span<const BlockStore::ClaimPart> parts) {
+  Holder* const owner = holders_.active(holder);
+  if (owner == nullptr) return fail(Errc::kGone, "claim for a holder that left");
+  for (const BlockStore::ClaimPart& part : parts) PEGA_TRY(check_unused(part.token));
+  if (!claims_.has_room_for(parts.size())) {
+    return fail(Errc::kBusy, "there are {} claims already", claims_.size());
+  }
+  // All blocks are found before the first is held, so that nothing has to be undone.
+  std::vector<std::vector<FrameIndex>> found(parts.size());
+  std::uint64_t bytes = 0;
+  std::uint64_t new_bytes = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Space* const where = spaces_.live(parts[i].space);
+    if (where == nullptr || !blocks_.find_all(*where, parts[i].keys, found[i])) return false;
+    const std::uint64_t frame_bytes = blocks_.frame_bytes(where->shape);
+    bytes += found[i].size() * frame_bytes;
+    new_bytes += blocks_.count_not_held(found[i]) * frame_bytes;
+  }
+  if (bytes > holders_.room(*owner) || new_bytes > blocks_.room_to_hold()) {
+    ++counted_.claims_shortened;
+    return false;
+  }
+  std::uint32_t last = ClaimTable::kNone;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    blocks_.hold_all(found[i]);
+    const std::uint32_t row = extend_claim(ClaimTable::kNone, *owner, *spaces_.live(parts[i].space),
+                                           parts[i].token, found[i]);
+    if (last != ClaimTable::kNone) claims_.join(last, row);
+    last = row;
+  }
+  return true;
+}
+
+std::uint64_t Reader::room_to_claim(HolderId holder) {
+  const Holder* const owner = holders_.active(holder);
+  return owner == nullptr ? 0 : std::min(holders_.room(*owner), blocks_.room_to_hold());
+}
+
 void Reader::unclaim(HolderId holder, const Id128& token) {
   const std::uint32_t row = claims_.find(token);
   if (row == ClaimTable::kNone || claims_[row].holder->id != holder) return;
-  reclaimer_.end_claim(row);
+  reclaimer_.end_claims_together(row);
   reclaimer_.do_slice();
 }
 
@@ -164,11 +209,14 @@ Result<std::uint32_t> Reader::extensible(const Holder& owner, SpaceId space, con
   return row;
 }
 
-void Reader::extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
-                          std::span<const FrameIndex> frames) {
+std::uint32_t Reader::extend_claim(std::uint32_t row, Holder& owner, Space& space,
+                                   const Id128& token, std::span<const FrameIndex> frames) {
   const std::uint64_t frame_bytes = blocks_.frame_bytes(space.shape);
   holders_.add_held(owner.instance, frames.size() * frame_bytes);
-  if (row != ClaimTable::kNone) return claims_.extend(row, frames);
+  if (row != ClaimTable::kNone) {
+    claims_.extend(row, frames);
+    return row;
+  }
   Claim claim;
   claim.token = token;
   claim.holder = &owner;
@@ -176,7 +224,7 @@ void Reader::extend_claim(std::uint32_t row, Holder& owner, Space& space, const 
   claim.made = clock_.now();
   claim.frame_bytes = frame_bytes;
   claim.blocks = FrameList(frames);
-  claims_.add(std::move(claim));
+  return claims_.add(std::move(claim));
 }
 
 // ---- pins

@@ -40,11 +40,14 @@ class Reader {
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
+  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found);
 
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
   Result<std::size_t> claim_more(HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
+  Result<bool> claim_together(HolderId holder, std::span<const BlockStore::ClaimPart> parts);
+  [[nodiscard]] std::uint64_t room_to_claim(HolderId holder);
   void unclaim(HolderId holder, const Id128& token);
   [[nodiscard]] std::optional<SpaceId> space_of_claim(const Id128& token) const;
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
@@ -63,9 +66,9 @@ class Reader {
   /// under this token yet. Errors: those of BlockStore::fetch() about the claim.
   Result<std::uint32_t> extensible(const Holder& owner, SpaceId space, const Id128& token,
                                    std::size_t first) const;
-  /// Adds held blocks to the claim in `row`; creates a claim if `row` is kNone.
-  void extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
-                    std::span<const FrameIndex> frames);
+  /// Adds held blocks to the claim in `row`; creates a claim if `row` is kNone. Returns its row.
+  std::uint32_t extend_claim(std::uint32_t row, Holder& owner, Space& space, const Id128& token,
+                             std::span<const FrameIndex> frames);
 
   /// Adds its part of the statistics.
   void report(BlockStore::Stats& stats) const;
@@ -79,6 +82,8 @@ class Reader {
     std::uint64_t claims_shortened = 0;
   };
 
+  /// Checks that a new claim may have the token. Errors: kInvalidArgument.
+  [[nodiscard]] Result<void> check_unused(const Id128& token) const;
   /// Counts the reasons why the keys from the first miss of a lookup on were not found.
   void count_misses(const Space& space, std::span<const BlockKey> missing);
   [[nodiscard]] Miss why_missing(const Space& space, const BlockKey& key, FrameIndex frame) const;

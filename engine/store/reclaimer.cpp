@@ -18,9 +18,18 @@ void Reclaimer::end_claim(std::uint32_t row) {
   give_back(std::move(claim.blocks));
 }
 
+void Reclaimer::end_claims_together(std::uint32_t row) {
+  for (;;) {
+    const std::uint32_t next = claims_[row].next_together;
+    end_claim(row);
+    if (next == row) return;
+    row = next;
+  }
+}
+
 void Reclaimer::revoke(std::uint32_t claim) {
   ++claims_revoked_;
-  end_claim(claim);
+  end_claims_together(claim);
 }
 
 void Reclaimer::end_pin(std::uint32_t row) {

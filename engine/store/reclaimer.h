@@ -39,6 +39,8 @@ class Reclaimer {
   // ---- ends; do_slice() afterwards returns the first blocks
 
   void end_claim(std::uint32_t row);
+  /// Ends the claim and those that were made together with it.
+  void end_claims_together(std::uint32_t row);
   /// A few blocks are returned at once; those of a larger pin are queued.
   void end_pin(std::uint32_t row);
   /// Queues the blocks of a list that holds them.

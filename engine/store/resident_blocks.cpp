@@ -26,6 +26,12 @@ void ResidentBlocks::read_clock() {
 
 // ---- holds
 
+void ResidentBlocks::prefetch_ahead(std::span<const FrameIndex> frames, std::size_t i) const {
+  constexpr std::size_t kAhead = 16;
+  if (i + 2 * kAhead < frames.size()) table_.prefetch_block(frames[i + 2 * kAhead]);
+  if (i + kAhead < frames.size()) table_.prefetch_neighbours(frames[i + kAhead]);
+}
+
 ResidentBlocks::HeldPrefix ResidentBlocks::hold_prefix(const Space& space,
                                                        std::span<const BlockKey> keys,
                                                        std::uint64_t room) {
@@ -40,9 +46,7 @@ ResidentBlocks::HeldPrefix ResidentBlocks::hold_prefix(const Space& space,
     return true;
   });
   for (std::size_t i = 0; i < found.size(); ++i) {
-    constexpr std::size_t kAhead = 16;
-    if (i + 2 * kAhead < found.size()) table_.prefetch_block(found[i + 2 * kAhead]);
-    if (i + kAhead < found.size()) table_.prefetch_neighbours(found[i + kAhead]);
+    prefetch_ahead(found, i);
     held.is_shortened = i == room || !may_hold(space, found[i]);
     if (held.is_shortened) {
       found.resize(i);
@@ -53,6 +57,32 @@ ResidentBlocks::HeldPrefix ResidentBlocks::hold_prefix(const Space& space,
   }
   holds_ += found.size();
   return held;
+}
+
+bool ResidentBlocks::find_all(const Space& space, std::span<const BlockKey> keys,
+                              std::vector<FrameIndex>& found) const {
+  found.reserve(keys.size());
+  const std::size_t readable =
+      table_.find_each(space.shape, space.id, keys, [&](std::size_t, FrameIndex frame) {
+        if (!table_.is_readable(frame)) return false;
+        found.push_back(frame);
+        return true;
+      });
+  return readable == keys.size();
+}
+
+std::size_t ResidentBlocks::count_not_held(std::span<const FrameIndex> frames) const {
+  return static_cast<std::size_t>(std::count_if(
+      frames.begin(), frames.end(), [this](FrameIndex frame) { return table_[frame].holds == 0; }));
+}
+
+void ResidentBlocks::hold_all(std::span<const FrameIndex> frames) {
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    prefetch_ahead(frames, i);
+    table_.hold(frames[i]);
+    note(frames[i], true);
+  }
+  holds_ += frames.size();
 }
 
 Result<void> ResidentBlocks::hold_again(std::span<const FrameIndex> frames) {
@@ -182,7 +212,7 @@ Result<void> ResidentBlocks::keep_journal() {
   return {};
 }
 
-BlockStore::JournalPart ResidentBlocks::journal(SpaceId space, std::uint64_t from,
+BlockStore::JournalPart ResidentBlocks::journal(std::span<const SpaceId> spaces, std::uint64_t from,
                                                 std::size_t limit) const {
   BlockStore::JournalPart part;
   if (!journal_) return part;
@@ -195,7 +225,10 @@ BlockStore::JournalPart ResidentBlocks::journal(SpaceId space, std::uint64_t fro
   part.entries.reserve(part.next - begin);
   for (std::uint64_t position = begin; position != part.next; ++position) {
     const Journal::Entry& entry = (*journal_)[position];
-    if (entry.space == space) part.entries.push_back({entry.key, entry.is_present});
+    const auto found = std::find(spaces.begin(), spaces.end(), entry.space);
+    if (found == spaces.end()) continue;
+    part.entries.push_back(
+        {entry.key, entry.is_present, static_cast<std::uint8_t>(found - spaces.begin())});
   }
   return part;
 }

@@ -2,6 +2,7 @@
 /// \file
 /// The blocks in the pool, and the record of added and removed blocks.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -49,12 +50,22 @@ class ResidentBlocks {
     const bool is_held = frame != kNoFrame && table_[frame].holds != 0;
     return is_held || table_.held_bytes() + frame_bytes(space.shape) <= held_limit_;
   }
+  /// The bytes of blocks that are not held yet and that `server_share` allows to hold.
+  [[nodiscard]] std::uint64_t room_to_hold() const {
+    return held_limit_ - std::min(held_limit_, table_.held_bytes());
+  }
   struct HeldPrefix {
     std::vector<FrameIndex> frames;
     bool is_shortened = false;  ///< `room` or the server's share cut the prefix.
   };
   /// Holds the longest sealed prefix of `keys` within the server's share, up to `room` blocks.
   HeldPrefix hold_prefix(const Space& space, std::span<const BlockKey> keys, std::uint64_t room);
+  /// Finds the block of every key; returns false if one of them is not readable.
+  [[nodiscard]] bool find_all(const Space& space, std::span<const BlockKey> keys,
+                              std::vector<FrameIndex>& found) const;
+  [[nodiscard]] std::size_t count_not_held(std::span<const FrameIndex> frames) const;
+  /// Holds readable blocks.
+  void hold_all(std::span<const FrameIndex> frames);
   /// Holds a block that is sealed or in flight.
   void hold(FrameIndex frame) {
     table_.hold(frame);
@@ -153,7 +164,7 @@ class ResidentBlocks {
   // ---- the journal: see BlockStore
 
   Result<void> keep_journal();
-  [[nodiscard]] BlockStore::JournalPart journal(SpaceId space, std::uint64_t from,
+  [[nodiscard]] BlockStore::JournalPart journal(std::span<const SpaceId> spaces, std::uint64_t from,
                                                 std::size_t limit) const;
 
   /// Adds its part of the statistics.
@@ -176,6 +187,8 @@ class ResidentBlocks {
   void note(FrameIndex frame, bool is_present) noexcept {
     if (journal_) journal_->add(table_[frame].space, table_[frame].key, is_present);
   }
+  /// Prefetches what holding the blocks behind frames[i] will touch.
+  void prefetch_ahead(std::span<const FrameIndex> frames, std::size_t i) const;
   void drop(FrameIndex frame, Miss why, bool is_victim);
   void give_back(FrameIndex frame);
 

@@ -39,11 +39,16 @@ Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, 
   Space* const where = spaces_.live(space);
   if (where == nullptr)
     return fail(Errc::kGone, "reserve in a namespace generation that was reset");
+  const Shape& shape = blocks_.table().shape(where->shape);
+  if (writer->shard < shape.shards.size() && shape.shards[writer->shard].page_bytes == 0) {
+    return fail(Errc::kInvalidArgument, "reserve for shard {}, which has no page in these blocks",
+                writer->shard);
+  }
   PEGA_TRY_LET(std::uint32_t row, reservable(*writer, *where, id));
 
   const auto add_job = [&] {
     if (row != JobTable::kNone) return row;
-    row = jobs_.add(id, writer->shards, *where, blocks_.frame_bytes(where->shape),
+    row = jobs_.add(id, writer->shards, *where, shape, blocks_.frame_bytes(where->shape),
                     clock_.now() + options_.reservation_timeout);
     jobs_.add_writer(row, *writer);
     return row;
@@ -119,6 +124,12 @@ std::span<const FrameIndex> Writer::frames_of(HolderId holder, const JobId& id) 
   const ShardWriter* const writer = jobs_.writer(row, caller->shard);
   if (writer == nullptr || writer->holder != caller) return {};
   return jobs_[row].frames;
+}
+
+std::optional<SpaceId> Writer::space_of_job(const JobId& id) const {
+  const std::uint32_t row = jobs_.find(id);
+  if (row == JobTable::kNone || !jobs_.may_publish(row)) return std::nullopt;
+  return jobs_[row].space_id;
 }
 
 bool Writer::is_saving(const JobId& id) const {

@@ -40,6 +40,7 @@ class Writer {
                                           BlockStore::NoRoom no_room);
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
   [[nodiscard]] bool is_saving(const JobId& job) const;
+  [[nodiscard]] std::optional<SpaceId> space_of_job(const JobId& job) const;
   Result<std::size_t> publish(HolderId holder, const JobId& job, std::size_t limit);
   void abandon(HolderId holder, const JobId& job);
 

@@ -14,7 +14,10 @@ Result<FrameLayout> FrameLayout::create(const Shape& shape) {
   }
   FrameLayout layout;
   for (const Shape::Shard& shard : shape.shards) {
-    if (shard.page_bytes == 0) return fail(Errc::kInvalidArgument, "a page of 0 bytes");
+    if (shard.page_bytes == 0) {
+      layout.places_.push_back({});
+      continue;
+    }
     if (shard.page_bytes > kMaxPageBytes) {
       return fail(Errc::kRefused, "a page of {} passes the limit of {}",
                   format_bytes(shard.page_bytes), format_bytes(kMaxPageBytes));
@@ -30,6 +33,9 @@ Result<FrameLayout> FrameLayout::create(const Shape& shape) {
                               .number = part->pages++});
     part->bytes += slot_bytes_for(shard.page_bytes);
     layout.frame_bytes_ += slot_bytes_for(shard.page_bytes);
+  }
+  if (layout.parts_.empty()) {
+    return fail(Errc::kInvalidArgument, "a block whose pages have 0 bytes");
   }
   return layout;
 }

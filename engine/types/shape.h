@@ -15,8 +15,8 @@ enum class ShapeId : std::uint32_t {};
 /// The pages of a block, and where they should lie. Namespaces of equal shape share their extents.
 struct Shape {
   struct Shard {
-    std::uint64_t page_bytes = 0;
-    std::uint32_t numa_node = 0;  ///< Index of its range in numa_ranges().
+    std::uint64_t page_bytes = 0;  ///< 0: the shard has no page, and no holder reads or writes it.
+    std::uint32_t numa_node = 0;   ///< Index of its range in numa_ranges().
     bool operator==(const Shard&) const = default;
   };
   std::vector<Shard> shards;
@@ -30,7 +30,7 @@ inline constexpr std::uint32_t kMaxNumaNodes = 8;
 /// Where each page lies within its frame.
 ///
 /// A frame has one contiguous *part* per NUMA node. In a part the pages of its shards lie one
-/// behind the other, in the order of shards, each rounded up to 4 KiB.
+/// behind the other, in the order of shards, each rounded up to 4 KiB. A shard of 0 bytes has none.
 class FrameLayout {
  public:
   struct Part {
@@ -44,8 +44,8 @@ class FrameLayout {
     std::uint32_t number = 0;  ///< The count of pages before it in the part.
   };
 
-  /// Errors: kInvalidArgument without a shard, with more than kMaxShards, or with an empty page;
-  /// kRefused for a page above kMaxPageBytes.
+  /// Errors: kInvalidArgument without a shard, with more than kMaxShards, or when all pages are
+  /// empty; kRefused for a page above kMaxPageBytes.
   static Result<FrameLayout> create(const Shape& shape);
 
   [[nodiscard]] const std::vector<Part>& parts() const noexcept { return parts_; }

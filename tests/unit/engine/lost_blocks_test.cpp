@@ -183,15 +183,15 @@ TEST_SUITE("misses of the BlockStore") {
     const auto entered = namespaces.enter({{"model", "tiny"}});
     REQUIRE(entered);
     const NamespaceId id = (*entered)->id;
-    REQUIRE(namespaces.fix_shape(id, {{{.page_bytes = testing::kPage}}}));
+    REQUIRE(namespaces.fix_shapes(id, {}, std::vector<Shape>{{{{.page_bytes = testing::kPage}}}}));
     const JobId saved{kProcess, 1};
-    REQUIRE(f.store->reserve(f.holder, (*entered)->space, saved, 0, keys(0, 3)));
+    REQUIRE(f.store->reserve(f.holder, (*entered)->space(), saved, 0, keys(0, 3)));
     REQUIRE(f.store->publish(f.holder, saved) == 0);
 
     namespaces.reset(id);
     finish(f);
 
-    CHECK(f.store->lookup(namespaces.find(id)->space, keys(0, 3)) == 0);
+    CHECK(f.store->lookup(namespaces.find(id)->space(), keys(0, 3)) == 0);
     CHECK(misses(f, Miss::kReset) == 3);
   }
 
