@@ -51,11 +51,17 @@ const Bytes32& Epochs::first_name(const Bytes32& space) const {
 }
 
 void Epochs::alias(const Bytes32& space, const Bytes32& first) {
-  const auto learned = epochs_.find(space);  // From a node that knew it as a name of its own.
-  const Epoch epoch = learned == epochs_.end() ? floor_ : learned->second;
-  if (learned != epochs_.end()) epochs_.erase(learned);
+  const Epoch epoch = of(space);  // As a name of its own or of another, which it was until now.
+  epochs_.erase(space);
   aliases_.insert_or_assign(space, first);
   learn(first, epoch);
+}
+
+void Epochs::forget_alias(const Bytes32& space) {
+  const Epoch epoch = of(space);
+  if (aliases_.erase(space) == 0) return;
+  // Without room the table's next cut would drop it, or one like it.
+  if (epochs_.size() < max_spaces_) take(space, epoch);
 }
 
 void Epochs::cut() {

@@ -38,7 +38,8 @@ class Epochs {
   /// From now on `space` is another name of `first`, and has its epoch: the kinds of blocks of one
   /// namespace are reset together. `first` is no other name itself.
   void alias(const Bytes32& space, const Bytes32& first);
-  void forget_alias(const Bytes32& space) { aliases_.erase(space); }
+  /// Ends that; `space` keeps the epoch that it has, if there is room for it. Calls no hook.
+  void forget_alias(const Bytes32& space);
   /// Takes the newer one of both. Returns true if that was `epoch`.
   bool learn(const Bytes32& space, const Epoch& epoch);
   /// Makes a reset: returns the new epoch, which is newer than the known one. No value if there is

@@ -178,7 +178,7 @@ const PeerSecret* PeerSecrets::find(PeerSecret::Side side, const PeerSecret::Gre
 }
 
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
-                   std::span<const std::uint64_t> page_bytes, std::uint64_t kind) {
+                   std::span<const std::uint64_t> page_bytes, std::span<const std::uint64_t> kind) {
   Digest digest({});
   digest.add(std::string("pegaflow space 1"));
   digest.add(std::uint64_t{canonical.size()});
@@ -188,7 +188,7 @@ Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
   }
   digest.add(std::uint64_t{page_bytes.size()});
   for (const std::uint64_t bytes : page_bytes) digest.add(bytes);
-  if (kind != 0) digest.add(kind);  // The rules of the kinds are factors.
+  for (const std::uint64_t each : kind) digest.add(each);
   return digest.end();
 }
 

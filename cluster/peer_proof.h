@@ -80,9 +80,10 @@ class PeerSecrets {
 };
 
 /// The name of a namespace among nodes: BLAKE2b-256 over its canonical factors and the bytes of its
-/// pages, shard by shard; of a namespace with several kinds of blocks, one name for each kind. Equal
-/// names are equal namespaces and kinds.
+/// pages, shard by shard. Equal names are equal namespaces. A namespace with several kinds of
+/// blocks has a name for each: `kind` has the numbers that distinguish it, and is empty for kind 0.
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
-                   std::span<const std::uint64_t> page_bytes, std::uint64_t kind = 0);
+                   std::span<const std::uint64_t> page_bytes,
+                   std::span<const std::uint64_t> kind = {});
 
 }  // namespace pegaflow::cluster

@@ -99,6 +99,42 @@ TEST_SUITE("Epochs") {
     CHECK(news == 1);
     CHECK(epochs.raise(space(2)));
   }
+
+  TEST_CASE("two names of one namespace have one epoch, the newest of both") {
+    int news = 0;
+    Epochs epochs([&]() { ++news; });
+    epochs.learn(space(1), {.counter = 2, .id = 1});
+    epochs.learn(space(2), {.counter = 5, .id = 1});
+    epochs.alias(space(2), space(1));
+    CHECK(epochs.of(space(1)) == Epoch{5, 1});
+    CHECK(epochs.size() == 1);
+    CHECK(news == 3);
+    epochs.alias(space(3), space(1));
+    epochs.alias(space(2), space(1));
+    CHECK(news == 3);
+    CHECK(epochs.of(space(3)) == Epoch{5, 1});
+
+    CHECK(epochs.learn(space(3), {.counter = 7, .id = 1}));
+    CHECK_FALSE(epochs.learn(space(2), {.counter = 6, .id = 1}));
+    const Epoch raised = epochs.raise(space(1)).value();
+    for (const std::size_t name : {1, 2, 3}) CHECK(epochs.of(space(name)) == raised);
+    CHECK(epochs.size() == 1);
+  }
+
+  TEST_CASE("a name keeps its epoch when it stops to be that of another") {
+    Epochs epochs;
+    epochs.alias(space(2), space(1));
+    epochs.learn(space(1), {.counter = 5, .id = 1});
+    epochs.alias(space(2), space(3));  // The same kind beside another kind 0.
+    CHECK(epochs.of(space(3)) == Epoch{5, 1});
+    epochs.learn(space(3), {.counter = 6, .id = 1});
+    CHECK(epochs.of(space(1)) == Epoch{5, 1});
+    epochs.forget_alias(space(2));
+    epochs.learn(space(3), {.counter = 7, .id = 1});
+    CHECK(epochs.of(space(2)) == Epoch{6, 1});
+    epochs.forget_alias(space(9));
+    CHECK(epochs.of(space(9)).is_zero());
+  }
 }
 
 }  // namespace

@@ -163,6 +163,12 @@ TEST_SUITE("space_name") {
         cluster::space_name(factors, std::vector<std::uint64_t>{8192, 4096}),
         cluster::space_name(factors, std::vector<std::uint64_t>{4096}),
         cluster::space_name({}, {}),
+        // Kinds of blocks, by number, rule, tokens and block.
+        cluster::space_name(factors, pages, std::vector<std::uint64_t>{1, 1, 1023, 16}),
+        cluster::space_name(factors, pages, std::vector<std::uint64_t>{2, 1, 1023, 16}),
+        cluster::space_name(factors, pages, std::vector<std::uint64_t>{1, 2, 1023, 16}),
+        cluster::space_name(factors, pages, std::vector<std::uint64_t>{1, 1, 1024, 16}),
+        cluster::space_name(factors, pages, std::vector<std::uint64_t>{1, 1, 1023, 32}),
     };
     CHECK(cluster::space_name(factors, pages) == names.front());
     std::sort(names.begin(), names.end());
