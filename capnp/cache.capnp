@@ -40,7 +40,8 @@ struct Kind {
   rule @0 :Rule;
   tokens @1 :UInt32;              # trailing: the window without the next token. chunk: its length.
   blockTokens @2 :UInt32;         # A multiple of unitTokens, and a divisor of alignmentTokens.
-  pageBytes @3 :UInt64;           # The size of a page of the rank's shard.
+  pageBytes @3 :UInt64;           # The size of a page of the rank's shard; 0: it has none, and neither
+                                  # opens nor saves blocks of this kind.
 
   enum Rule {
     # The blocks that an engine needs to continue after n tokens.
@@ -127,8 +128,8 @@ struct Registration {
   shards @7 :UInt32 = 1;            # bytes name the same shard, and the lowest of them saves.
   node @8 :Int32 = -1;            # NUMA node of its memory; -1: unknown.
   kinds @9 :List(Kind);           # Feature 1. Empty: one kind, of rule prefix, with pages of
-                                  # pageBytes. Else pageBytes is ignored. At most 16, equal for all
-                                  # ranks of the instance except for pageBytes.
+                                  # pageBytes. Else pageBytes is 0. At most 16, equal for all ranks
+                                  # of the instance except for the pageBytes of each.
   unitTokens @10 :UInt32;         # With kinds: the tokens of a unit,
   alignmentTokens @11 :UInt32;    # and of what every restored length is a multiple.
 }
@@ -207,11 +208,11 @@ interface Session {
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
     firstMicros :UInt32, lastMicros :UInt32, ranges :List(Range));
-  # With several kinds: a claim on the blocks that the longest restorable prefix needs, all of them or
-  # none. Its length is `ready` units, 0: no prefix beyond localUnits; `ranges` are its blocks.
-  # With one kind: a claim on the longest sealed prefix that the limits allow. From version 3 on, coming: the number
+  # A claim on the longest sealed prefix that the limits allow. From version 3 on, coming: the number
   # of blocks after that prefix that are in flight from another node; the claim grows as they
   # arrive. ready 0 and coming 0: no claim was made.
+  # With several kinds: a claim on the blocks that the longest restorable prefix needs, all of them
+  # or none. Its length is `ready` units, 0: no claim was made; `ranges` are its blocks.
   # From version 4 on, computeBlockNanos: the time in which the engine computes one block, beginning
   # computeDelayMicros from now. Blocks of another node are fetched only if they are predicted to
   # arrive before that. 0: unknown; every block that can be fetched is fetched. firstMicros and
@@ -226,8 +227,9 @@ interface Session {
     checksums :List(UInt64),              # One per slot; 0: the page has none. Empty: no page has one.
     coming :UInt32,                       # The other blocks still in flight; open them again.
     late :Late);                          # Why the call stopped waiting for them.
-  # Pins the blocks first .. first + count of the claim's range of that kind under a name that the worker chose. The slots
-  # are those of the rank's own pages. A slot is the offset of a page in the pool in units of 4 KiB.
+  # Pins the blocks first .. first + count of the claim's range of that kind under a name that the
+  # worker chose. The slots are those of the rank's own pages. A slot is the offset of a page in the
+  # pool in units of 4 KiB.
   # From version 3 on there may be fewer slots than count: those of the blocks that have arrived, from
   # the first on. If none has arrived and some are in flight, the call waits for at most patienceMs
   # and then answers without slots and without a pin.
