@@ -140,9 +140,14 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
   // Before the first rank has registered the namespace is unknown.
   const engine::NamespaceTable::Namespace* const found =
       namespaces_->find(caller->instance->space_name);
-  const engine::SpaceId now = found == nullptr ? engine::SpaceId{} : found->space();
+  std::vector<engine::SpaceId> kinds;
+  for (std::size_t kind = 0; found != nullptr && kind < found->kinds.size(); ++kind) {
+    kinds.push_back(found->space(kind));
+  }
+  // All kinds have a new generation at once: that of kind 0 stands for them.
+  const engine::SpaceId now = kinds.empty() ? engine::SpaceId{} : kinds.front();
   Journal journal{.space = static_cast<std::uint64_t>(now),
-                  .part = store_->journal(now, position, kMaxJournalEntries)};
+                  .part = store_->journal(kinds, position, kMaxJournalEntries)};
   // No entries of a space that did not exist were ever sent.
   if (position != engine::BlockStore::kJournalEnd && space != 0 && space != journal.space) {
     journal.part.has_lost = true;
@@ -197,30 +202,13 @@ std::vector<std::uint32_t> CacheService::pages_of(const std::vector<engine::Fram
   return pages;
 }
 
-std::uint64_t CacheService::page_bytes_of(const std::vector<engine::FrameIndex>& frames,
-                                          const Client& caller) const {
-  const std::uint32_t shard = caller.instance->ranks[caller.rank].shard;
-  return frames.empty() ? 0 : store_->page_bytes(frames.front(), shard);
-}
-
-std::uint64_t CacheService::block_bytes_of(engine::FrameIndex frame, const Client& caller) const {
-  std::uint64_t bytes = 0;
-  for (std::uint32_t shard = 0; shard < caller.instance->shards; ++shard) {
-    bytes += store_->page_bytes(frame, shard);
-  }
-  return bytes;
-}
-
-Result<void> CacheService::check_claim(const Client& caller, const Id128& token) const {
+Result<std::size_t> CacheService::check_claim(const Client& caller, const Id128& token) const {
   const std::optional<engine::SpaceId> claimed = store_->space_of_claim(token);
-  if (!claimed) return {};
+  if (!claimed) return 0;
   const Instance& instance = *caller.instance;
   const Rank& rank = instance.ranks[caller.rank];
-  bool is_ours = false;
-  for (std::size_t kind = 0; kind < rank.page_bytes.size(); ++kind) {
-    is_ours = is_ours || *claimed == space_of(instance, kind);
-  }
-  if (!is_ours) {
+  const std::optional<std::size_t> kind = kind_of(instance, *claimed);
+  if (!kind) {
     return fail(Errc::kInvalidArgument,
                 "open: the claim is on blocks of another namespace or generation than instance {}",
                 instance.id);
@@ -231,17 +219,25 @@ Result<void> CacheService::check_claim(const Client& caller, const Id128& token)
       !fits) {
     return fail(Errc::kInvalidArgument, "open: {}", fits.error().detail);
   }
-  return {};
+  if (rank.page_bytes[*kind] == 0) {
+    return fail(Errc::kInvalidArgument, "open: rank {} has no page of kind {}", caller.rank, *kind);
+  }
+  return *kind;
 }
 
 Result<CacheService::Opened> CacheService::open(const Id128& connection, const Id128& token,
                                                 std::size_t first, std::size_t count,
                                                 engine::PinId pin, std::size_t limit) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
-  PEGA_TRY(check_claim(*caller, token));
+  PEGA_TRY_LET(const std::size_t kind, check_claim(*caller, token));
   PEGA_TRY_LET(const auto opened, store_->open(*caller->holder, token, first, count, pin, limit));
   if (opened.is_new) {  // A repeated call is no second load.
-    counted_.load_bytes += opened.frames.size() * page_bytes_of(opened.frames, *caller);
+    const Instance& instance = *caller->instance;
+    const std::uint64_t bytes =
+        opened.frames.size() * instance.ranks[caller->rank].page_bytes[kind];
+    counted(instance, kind).loaded_blocks += opened.frames.size();
+    counted(instance, kind).loaded_bytes += bytes;
+    counted_.load_bytes += bytes;
     counted_.load_blocks_own += opened.by_this_process;
     counted_.load_blocks_other += opened.frames.size() - opened.by_this_process;
   }
@@ -297,9 +293,11 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
     bool has_more, engine::BlockStore::NoRoom no_room, std::size_t kind) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
-  if (kind >= instance.ranks[caller->rank].page_bytes.size()) {
-    return fail(Errc::kInvalidArgument, "reserve: kind {} of {}", kind,
-                instance.ranks[caller->rank].page_bytes.size());
+  PEGA_TRY(check_kind(instance, kind));
+  const std::vector<std::uint64_t>& page_bytes = instance.ranks[caller->rank].page_bytes;
+  if (page_bytes[kind] == 0) {
+    return fail(Errc::kInvalidArgument, "reserve: rank {} has no page of kind {}", caller->rank,
+                kind);
   }
   const std::uint32_t shard = instance.ranks[caller->rank].shard;
   if (!instance.is_complete()) {
@@ -315,12 +313,14 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
   }
   const engine::SpaceId space = space_of(instance, kind);
   auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room);
-  waits_.begun(job, shard, instance.shards,
-               reserved.has_value() && (has_more || reserved->size() < keys.size()));
-  waits_.settle();
+  const bool is_unfinished = reserved.has_value() && (has_more || reserved->size() < keys.size());
+  begun(instance, job, kind, shard, is_unfinished);
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
   const std::vector<engine::FrameIndex>& frames = *reserved;
-  if (shard == 0) {  // Once for each block.
+  const std::vector<engine::Shape::Shard>& pages = pages_of_kind(instance, kind);
+  const auto has_page = [](const engine::Shape::Shard& each) { return each.page_bytes != 0; };
+  if (std::find_if(pages.begin(), pages.end(), has_page) == pages.begin() + shard) {
+    // Once for each block.
     demand_->saved(space, keys.first(frames.size()), instance.block_bytes[kind]);
   }
   if (!checksums_.is_empty()) {
@@ -330,6 +330,23 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
     }
   }
   return pages_of(frames, *caller);
+}
+
+const std::vector<engine::Shape::Shard>& CacheService::pages_of_kind(const Instance& instance,
+                                                                     std::size_t kind) const {
+  return namespaces_->find(instance.space_name)->kinds[kind].shape.shards;
+}
+
+void CacheService::begun(const Instance& instance, const JobId& job, std::size_t kind,
+                         std::uint32_t shard, bool has_more) {
+  waits_.begun(job, shard, instance.shards, has_more);
+  if (!has_more) {  // Shards without a page of this kind never request the job.
+    const std::vector<engine::Shape::Shard>& pages = pages_of_kind(instance, kind);
+    for (std::uint32_t other = 0; other < pages.size(); ++other) {
+      if (pages[other].page_bytes == 0) waits_.begun(job, other, instance.shards, false);
+    }
+  }
+  waits_.settle();
 }
 
 Duration CacheService::reserve_patience(const Id128& connection, std::size_t blocks) const {
@@ -354,13 +371,17 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
       checksums_.set(store_->page_number(frames[i], shard), checksums[i]);
     }
   }
-  // The frames of a job are those of one kind.
-  const std::span<const engine::FrameIndex> frames = store_->frames_of(*caller->holder, job);
-  const std::uint64_t block_bytes = frames.empty() ? 0 : block_bytes_of(frames.front(), *caller);
+  const Instance& instance = *caller->instance;
+  const std::optional<engine::SpaceId> space = store_->space_of_job(job);
   const std::uint64_t sealed_before = store_->stats().insertions;
   auto left = store_->publish(*caller->holder, job, kPublishSlice);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
-  counted_.save_bytes += sealed * block_bytes;
+  if (const auto kind = space ? kind_of(instance, *space) : std::nullopt; kind) {
+    const std::uint64_t bytes = sealed * instance.block_bytes[*kind];
+    counted(instance, *kind).saved_blocks += sealed;
+    counted(instance, *kind).saved_bytes += bytes;
+    counted_.save_bytes += bytes;
+  }
   waits_.settle();
   return left;
 }
@@ -419,6 +440,7 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
                  : instance.is_complete()    ? "connected"
                                              : "waiting for ranks";
     info.namespace_hash = instance.namespace_hash;
+    info.kinds = instance.rules;
     info.shards = instance.shards;
     info.rank_count = static_cast<std::uint32_t>(instance.ranks.size());
     for (std::uint32_t number = 0; number < instance.ranks.size(); ++number) {

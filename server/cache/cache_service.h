@@ -30,9 +30,6 @@
 
 namespace pegaflow::server {
 
-/// The token of the claim on the blocks of one kind. Kind 0 has the token itself.
-Id128 claim_of_kind(const Id128& token, std::size_t kind);
-
 /// The cache of one node, without its wire.
 ///
 /// Knows every connection that has sent its hello, by the id that it was given. When a connection
@@ -141,8 +138,6 @@ class CacheService {
   /// claim_restorable() take the place of lookup() and claim(), with the keys of the prompt's
   /// units. Errors: as lookup().
   Result<bool> has_kinds(const Id128& connection);
-  /// Whether all ranks of the caller's instance are connected.
-  [[nodiscard]] bool is_complete(const Id128& connection);
   struct Restorable {
     struct Range {
       std::size_t kind = 0;
@@ -153,22 +148,29 @@ class CacheService {
     std::vector<Range> ranges;  ///< The blocks that it needs, by kind.
   };
   /// Finds the longest prefix that the cache can restore; see engine::RestorableSearch. The engine
-  /// has `local_units` itself. Errors: as lookup(); kInvalidArgument for a number of units that is
-  /// not a multiple of the alignment.
+  /// has `local_units` itself. Errors: as lookup(); kInvalidArgument when they are not a multiple
+  /// of the alignment.
   Result<Restorable> restorable(const Id128& connection, std::span<const BlockKey> units,
                                 std::size_t local_units);
-  /// Claims the blocks of the longest restorable prefix, all of them or none: those of a kind under
-  /// claim_of_kind(). Errors: as restorable(), and those of the store.
+  /// Claims the blocks of the longest restorable prefix that the limits allow, all of them or none.
+  /// The claims on the kinds end together. Errors: as restorable(), and those of the store.
   Result<Restorable> claim_restorable(const Id128& connection, const Id128& token,
                                       std::span<const BlockKey> units, std::size_t local_units);
-  /// Every length at which the prompt is restorable, as `boundaries` of cache.capnp returns it.
-  Result<std::vector<std::byte>> boundaries(const Id128& connection,
-                                            std::span<const BlockKey> units,
-                                            std::size_t local_units);
+  /// The token of the claim on the blocks of one kind, for open(). Errors: as lookup();
+  /// kInvalidArgument for a kind that the namespace does not have.
+  Result<Id128> claim_of_kind(const Id128& connection, const Id128& token, std::size_t kind);
+  struct Boundaries {
+    std::vector<std::byte> restorable;  ///< Bit i of byte i / 8: (i + 1) x alignment tokens.
+    bool complete = false;
+  };
+  /// Every length beyond `local_units` at which the prompt is restorable. Errors: as restorable();
+  /// kInvalidArgument for an instance that has not registered kinds.
+  Result<Boundaries> boundaries(const Id128& connection, std::span<const BlockKey> units,
+                                std::size_t local_units);
   struct Journal {
     std::uint64_t space = 0;  ///< Another number is another generation; 0: there is none yet.
-    engine::BlockStore::JournalPart
-        part;  ///< has_lost also when `space` differs from the caller's.
+    /// The place of an entry is its kind. has_lost also when `space` differs from the caller's.
+    engine::BlockStore::JournalPart part;
   };
   /// The blocks that became findable in the caller's namespace, and those that ceased to be, since
   /// an earlier answer returned `space` and `position`; from BlockStore::kJournalEnd only the
@@ -225,9 +227,11 @@ class CacheService {
   /// revoked.
   [[nodiscard]] std::optional<engine::FrameIndex> claimed_frame(const Id128& token,
                                                                 std::size_t place) const;
-  /// Reserves at most a slice of a job's keys; see BlockStore::reserve, also for fewer results than
-  /// keys. `first` is the place of keys[0] in the job; `has_more`: more slices of it follow. For an
-  /// incomplete instance every key is skipped.
+  /// Reserves at most a slice of a job's keys, those of blocks of one kind; see
+  /// BlockStore::reserve, also for fewer results than keys. `first` is the place of keys[0] in the
+  /// job; `has_more`: more slices of it follow. For an incomplete instance every key is skipped.
+  /// Errors: those of the store; kInvalidArgument for a kind that the namespace does not have, or
+  /// of which the caller has no page.
   Result<std::vector<std::uint32_t>> reserve(
       const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
       bool has_more = false, engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip,
@@ -338,6 +342,7 @@ class CacheService {
   struct Instance;
   struct Client;
   struct Detached;
+  class PromptSearch;
 
   CacheService(std::unique_ptr<engine::BlockStore> store, std::unique_ptr<engine::Demand> demand,
                const Options& options, const Clock& clock, EndConnection end_connection);
@@ -346,9 +351,9 @@ class CacheService {
   Result<Client*> worker(const Id128& connection);
   Result<void> join(Client& client, const std::string& instance);
   /// Checks that the claim is on blocks that have a page of the caller's shard and size: that it is
-  /// of the caller's namespace generation. Accepts a claim that is gone, which open() reports.
-  /// Errors: kInvalidArgument.
-  [[nodiscard]] Result<void> check_claim(const Client& caller, const Id128& token) const;
+  /// of the caller's namespace generation. Returns their kind; 0 for a claim that is gone, which
+  /// open() reports. Errors: kInvalidArgument.
+  [[nodiscard]] Result<std::size_t> check_claim(const Client& caller, const Id128& token) const;
   /// Checks the registration against what is known of its instance; ends the connection that it
   /// replaces.
   Result<void> check_rank(const Client& caller, const Registration& registration);
@@ -381,20 +386,32 @@ class CacheService {
   void retire_outdated();
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<engine::FrameIndex>& frames,
                                                     const Client& caller) const;
-  /// The size of the caller's pages of these frames, which are of one kind.
-  [[nodiscard]] std::uint64_t page_bytes_of(const std::vector<engine::FrameIndex>& frames,
-                                            const Client& caller) const;
-  /// The sum of the pages of a block.
-  [[nodiscard]] std::uint64_t block_bytes_of(engine::FrameIndex frame, const Client& caller) const;
+  /// The kind whose blocks are those of `space`; no value when it is not of the namespace's present
+  /// generation.
+  [[nodiscard]] std::optional<std::size_t> kind_of(const Instance& instance,
+                                                   engine::SpaceId space) const;
+  [[nodiscard]] KindStats& counted(const Instance& instance, std::size_t kind);
+  /// The pages of a block, shard by shard. The instance is complete.
+  [[nodiscard]] const std::vector<engine::Shape::Shard>& pages_of_kind(const Instance& instance,
+                                                                       std::size_t kind) const;
+  /// The writer of `shard` has requested slots of a job of that kind; see JobWaits::begun().
+  void begun(const Instance& instance, const JobId& job, std::size_t kind, std::uint32_t shard,
+             bool has_more);
   void leave_instance(Client& client);
   void leave_schedulers(Client& client);
   /// The declined sides by instance: the scheduler first, then the ranks in order.
   [[nodiscard]] std::map<std::string, std::vector<DeclinedInfo>> declined() const;
   void end_detached(std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached);
   void drop_reference(Instance& instance);
+  [[nodiscard]] Result<void> check_kind(const Instance& instance, std::size_t kind) const;
   [[nodiscard]] Result<std::uint64_t> local_tokens(const Instance& instance,
                                                    std::size_t local_units) const;
-  void unclaim_kinds(Client& client, const Id128& token);
+  /// A lookup over several kinds found a prefix of `tokens`, beyond the engine's `local`; 0: none.
+  void count_lookup(const Instance& instance, std::span<const BlockKey> units, std::uint64_t local,
+                    std::uint64_t tokens);
+  Result<bool> claim_all(const Client& caller, const Id128& token, std::span<const BlockKey> units,
+                         const Restorable& wanted);
+  void unclaim_kinds(const Client& client, const Id128& token);
 
   std::unique_ptr<engine::BlockStore> store_;
   std::unique_ptr<engine::NamespaceTable> namespaces_;

@@ -1,8 +1,10 @@
 // Lookups and claims of namespaces with several kinds of blocks.
 #include <algorithm>
-#include <array>
 #include <span>
 #include <utility>
+#include <vector>
+
+#include <fmt/core.h>
 
 #include "engine/kinds/restorable.h"
 #include "server/cache/cache_service_impl.h"
@@ -10,41 +12,138 @@
 namespace pegaflow::server {
 namespace {
 
-/// The keys of consecutive blocks of one kind, among those of the prompt's units.
-std::vector<BlockKey> keys_of(const engine::BlockKinds& rules, const engine::BlockKind& kind,
-                              const engine::BlockRange& range, std::span<const BlockKey> units) {
-  std::vector<BlockKey> keys;
-  keys.reserve(range.count);
-  for (std::size_t block = range.first; block < range.end(); ++block) {
-    keys.push_back(units[rules.key_of(kind, block)]);
+/// The keys of a prompt's units, from which the blocks of each kind have theirs.
+class UnitKeys {
+ public:
+  UnitKeys(const engine::BlockKinds& rules, std::span<const BlockKey> units)
+      : rules_(rules), units_(units) {}
+
+  /// The keys of consecutive blocks of a kind. Uses `scratch` where blocks are longer than units.
+  [[nodiscard]] std::span<const BlockKey> of(std::size_t kind, const engine::BlockRange& range,
+                                             std::vector<BlockKey>& scratch) const {
+    const engine::BlockKind& rule = rules_.kinds[kind];
+    if (rule.block_tokens == rules_.unit_tokens) return units_.subspan(range.first, range.count);
+    scratch.clear();
+    for (std::size_t block = range.first; block < range.end(); ++block) {
+      scratch.push_back(units_[rules_.key_of(rule, block)]);
+    }
+    return scratch;
   }
-  return keys;
-}
+
+ private:
+  const engine::BlockKinds& rules_;
+  std::span<const BlockKey> units_;
+};
 
 /// The blocks of one prompt in the store.
 class StoredBlocks final : public engine::BlockPresence {
  public:
   StoredBlocks(const engine::BlockStore& store, const engine::NamespaceTable::Namespace& space,
-               const engine::BlockKinds& rules, std::span<const BlockKey> units)
-      : store_(store), space_(space), rules_(rules), units_(units) {}
+               std::span<const BlockKey> units)
+      : store_(store), space_(space), keys_(space.rules, units) {}
 
   std::uint64_t present(std::size_t kind, std::size_t first, std::size_t count) override {
-    const auto keys = keys_of(rules_, rules_.kinds[kind], {.first = first, .count = count}, units_);
-    return store_.present_each(space_.space(kind), keys);
+    return store_.present_each(space_.space(kind),
+                               keys_.of(kind, {.first = first, .count = count}, scratch_));
   }
 
  private:
   const engine::BlockStore& store_;
   const engine::NamespaceTable::Namespace& space_;
-  const engine::BlockKinds& rules_;
-  std::span<const BlockKey> units_;
+  UnitKeys keys_;
+  std::vector<BlockKey> scratch_;
 };
 
 }  // namespace
 
-Id128 claim_of_kind(const Id128& token, std::size_t kind) {
+// ---- one lookup or claim
+
+/// The search of one call, and the blocks that its results need.
+class CacheService::PromptSearch {
+ public:
+  PromptSearch(const CacheService& service, const Instance& instance,
+               std::span<const BlockKey> units, std::uint64_t local_tokens)
+      : rules_(instance.rules),
+        local_tokens_(local_tokens),
+        blocks_(*service.store_, *service.namespaces_->find(instance.space_name), units),
+        search_(rules_, units.size(), blocks_) {}
+
+  [[nodiscard]] std::uint64_t longest() { return search_.longest(local_tokens_); }
+  [[nodiscard]] std::vector<std::uint64_t> all() { return search_.all(local_tokens_); }
+
+  /// A restorable prefix of `tokens`; 0: none.
+  [[nodiscard]] Restorable restorable(std::uint64_t tokens) const {
+    Restorable found{.units = tokens / rules_.unit_tokens, .complete = true, .ranges = {}};
+    for (std::size_t kind = 0; tokens != 0 && kind < rules_.kinds.size(); ++kind) {
+      const engine::BlockRange range = search_.wanted(kind, tokens, local_tokens_);
+      if (range.count != 0) found.ranges.push_back({.kind = kind, .blocks = range});
+    }
+    return found;
+  }
+
+  /// The longest prefix shorter than `tokens` whose blocks have at most `room` bytes; 0: none.
+  /// `block_bytes` is by kind.
+  [[nodiscard]] std::uint64_t shorter(std::uint64_t tokens, std::uint64_t room,
+                                      std::span<const std::uint64_t> block_bytes) {
+    const std::vector<std::uint64_t> lengths = all();
+    const auto fits = [&](std::uint64_t length) {
+      std::uint64_t bytes = 0;
+      for (const Restorable::Range& range : restorable(length).ranges) {
+        bytes += range.blocks.count * block_bytes[range.kind];
+      }
+      return length < tokens && bytes <= room;
+    };
+    const auto found = std::find_if(lengths.rbegin(), lengths.rend(), fits);
+    return found == lengths.rend() ? 0 : *found;
+  }
+
+ private:
+  const engine::BlockKinds& rules_;
+  std::uint64_t local_tokens_;
+  StoredBlocks blocks_;
+  engine::RestorableSearch search_;
+};
+
+// ---- claims of kinds
+
+namespace {
+
+/// The token of the claim on the blocks of one kind. Kind 0 has the token itself.
+Id128 token_of_kind(const Id128& token, std::size_t kind) {
   if (kind == 0 || token.is_none()) return token;
   return {.high = token.high ^ (kind * 0x9E3779B97F4A7C15ULL), .low = token.low};
+}
+
+}  // namespace
+
+Result<Id128> CacheService::claim_of_kind(const Id128& connection, const Id128& token,
+                                          std::size_t kind) {
+  if (kind == 0) return token;
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  PEGA_TRY(check_kind(*caller->instance, kind));
+  return token_of_kind(token, kind);
+}
+
+Result<void> CacheService::check_kind(const Instance& instance, std::size_t kind) const {
+  const std::size_t kinds = std::max<std::size_t>(1, instance.rules.kinds.size());
+  if (kind < kinds) return {};
+  return fail(Errc::kInvalidArgument, "kind {} of instance {}, whose blocks are of {}", kind,
+              instance.id, kinds == 1 ? "one kind" : fmt::format("{} kinds", kinds));
+}
+
+std::optional<std::size_t> CacheService::kind_of(const Instance& instance,
+                                                 engine::SpaceId space) const {
+  const engine::NamespaceTable::Namespace& known = *namespaces_->find(instance.space_name);
+  const auto found = std::find_if(known.kinds.begin(), known.kinds.end(),
+                                  [&](const auto& kind) { return kind.space == space; });
+  if (found == known.kinds.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - known.kinds.begin());
+}
+
+KindStats& CacheService::counted(const Instance& instance, std::size_t kind) {
+  const engine::KindRule rule =
+      instance.rules.kinds.empty() ? engine::KindRule::kPrefix : instance.rules.kinds[kind].rule;
+  return counted_.kinds[static_cast<std::size_t>(rule)];
 }
 
 Result<bool> CacheService::has_kinds(const Id128& connection) {
@@ -52,92 +151,110 @@ Result<bool> CacheService::has_kinds(const Id128& connection) {
   return !caller->instance->rules.kinds.empty();
 }
 
-bool CacheService::is_complete(const Id128& connection) {
-  const auto caller = member(connection);
-  return caller && (*caller)->instance->is_complete();
-}
-
 Result<CacheService::Restorable> CacheService::restorable(const Id128& connection,
                                                           std::span<const BlockKey> units,
                                                           std::size_t local_units) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
+  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
   if (!instance.is_complete()) {
     counted_.lookup_blocks_not_served += units.size();
     return Restorable{};
   }
-  const engine::BlockKinds& rules = instance.rules;
-  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  StoredBlocks blocks(*store_, *namespaces_->find(instance.space_name), rules, units);
-  engine::RestorableSearch search(rules, units.size(), blocks);
-  const std::uint64_t tokens = search.longest(local);
-  Restorable found{.units = tokens / rules.unit_tokens, .complete = true, .ranges = {}};
-  for (std::size_t kind = 0; tokens != 0 && kind < rules.kinds.size(); ++kind) {
-    const engine::BlockRange range = search.wanted(kind, tokens, local);
-    if (range.count != 0) found.ranges.push_back({.kind = kind, .blocks = range});
-  }
-  return found;
+  PromptSearch search(*this, instance, units, local);
+  const std::uint64_t tokens = search.longest();
+  count_lookup(instance, units, local, tokens);
+  return search.restorable(tokens);
+}
+
+void CacheService::count_lookup(const Instance& instance, std::span<const BlockKey> units,
+                                std::uint64_t local, std::uint64_t tokens) {
+  // Kind 0 stands for all: a block of it that is present but not restorable is behind a hole.
+  const std::uint64_t block = instance.rules.kinds.front().block_tokens;
+  const std::size_t blocks = units.size() * instance.rules.unit_tokens / block;
+  const std::size_t first = std::min<std::size_t>(blocks, local / block);
+  std::vector<BlockKey> scratch;
+  const auto keys =
+      UnitKeys(instance.rules, units).of(0, {.first = first, .count = blocks - first}, scratch);
+  const std::size_t found = tokens == 0 ? 0 : tokens / block - first;
+  const engine::SpaceId space = space_of(instance);
+  store_->note_lookup(space, keys, found);
+  demand_->requested(space, keys, found, instance.block_bytes.front());
 }
 
 Result<CacheService::Restorable> CacheService::claim_restorable(const Id128& connection,
                                                                 const Id128& token,
                                                                 std::span<const BlockKey> units,
                                                                 std::size_t local_units) {
-  PEGA_TRY_LET(Restorable found, restorable(connection, units, local_units));
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  for (const Restorable::Range& range : found.ranges) {
-    const auto keys =
-        keys_of(instance.rules, instance.rules.kinds[range.kind], range.blocks, units);
-    const auto claimed = store_->claim(*caller->holder, space_of(instance, range.kind), keys,
-                                       claim_of_kind(token, range.kind));
-    if (claimed && *claimed == keys.size()) continue;
-    // All of them or none: without one kind the others are of no use.
-    unclaim_kinds(*caller, token);
-    if (!claimed) return tl::unexpected<Error>(claimed.error());
-    return Restorable{.units = 0, .complete = true, .ranges = {}};
+  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
+  if (!instance.is_complete()) return Restorable{};
+  PromptSearch search(*this, instance, units, local);
+  const std::uint64_t tokens = search.longest();
+  Restorable found = search.restorable(tokens);
+  PEGA_TRY_LET(const bool is_claimed, claim_all(*caller, token, units, found));
+  if (is_claimed) return found;
+  // In one event-loop iteration no block is lost: a limit allows less.
+  found = search.restorable(
+      search.shorter(tokens, store_->room_to_claim(*caller->holder), instance.block_bytes));
+  PEGA_TRY_LET(const bool is_shorter_claimed, claim_all(*caller, token, units, found));
+  return is_shorter_claimed ? found : search.restorable(0);
+}
+
+Result<bool> CacheService::claim_all(const Client& caller, const Id128& token,
+                                     std::span<const BlockKey> units, const Restorable& wanted) {
+  const Instance& instance = *caller.instance;
+  const UnitKeys keys(instance.rules, units);
+  std::vector<std::vector<BlockKey>> scratch(wanted.ranges.size());
+  std::vector<engine::BlockStore::ClaimPart> parts;
+  for (std::size_t i = 0; i < wanted.ranges.size(); ++i) {
+    const auto& [kind, blocks] = wanted.ranges[i];
+    parts.push_back({.space = space_of(instance, kind),
+                     .keys = keys.of(kind, blocks, scratch[i]),
+                     .token = token_of_kind(token, kind)});
+  }
+  return store_->claim_together(*caller.holder, parts);
+}
+
+Result<CacheService::Boundaries> CacheService::boundaries(const Id128& connection,
+                                                          std::span<const BlockKey> units,
+                                                          std::size_t local_units) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
+  if (!instance.is_complete()) return Boundaries{};
+  PromptSearch search(*this, instance, units, local);
+  Boundaries found{.restorable = {}, .complete = true};
+  for (const std::uint64_t tokens : search.all()) {
+    const std::size_t bit = tokens / instance.rules.alignment_tokens - 1;
+    if (found.restorable.size() <= bit / 8) found.restorable.resize(bit / 8 + 1);
+    found.restorable[bit / 8] |= std::byte{1} << (bit % 8);
   }
   return found;
 }
 
-Result<std::vector<std::byte>> CacheService::boundaries(const Id128& connection,
-                                                        std::span<const BlockKey> units,
-                                                        std::size_t local_units) {
-  PEGA_TRY_LET(Client* const caller, member(connection));
-  const Instance& instance = *caller->instance;
-  if (instance.rules.kinds.empty()) {
-    return fail(Errc::kInvalidArgument, "boundaries: instance {} has one kind of blocks",
-                instance.id);
-  }
-  if (!instance.is_complete()) return std::vector<std::byte>();
-  const engine::BlockKinds& rules = instance.rules;
-  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  StoredBlocks blocks(*store_, *namespaces_->find(instance.space_name), rules, units);
-  engine::RestorableSearch search(rules, units.size(), blocks);
-  std::vector<std::byte> bits;
-  for (const std::uint64_t tokens : search.all(local)) {
-    const std::size_t bit = tokens / rules.alignment_tokens - 1;
-    if (bits.size() <= bit / 8) bits.resize(bit / 8 + 1);
-    bits[bit / 8] |= std::byte{1} << (bit % 8);
-  }
-  return bits;
-}
-
 Result<std::uint64_t> CacheService::local_tokens(const Instance& instance,
                                                  std::size_t local_units) const {
-  const std::uint64_t tokens = std::uint64_t{local_units} * instance.rules.unit_tokens;
-  if (tokens % instance.rules.alignment_tokens != 0) {
+  const engine::BlockKinds& rules = instance.rules;
+  if (rules.kinds.empty()) {
+    return fail(Errc::kInvalidArgument, "instance {} has not registered kinds of blocks",
+                instance.id);
+  }
+  const std::uint64_t tokens = std::uint64_t{local_units} * rules.unit_tokens;
+  if (tokens % rules.alignment_tokens != 0) {
     return fail(Errc::kInvalidArgument,
-                "{} tokens that the engine has are not a multiple of the alignment of {}", tokens,
-                instance.rules.alignment_tokens);
+                "localUnits {}: {} tokens are not a multiple of the alignment of {}", local_units,
+                tokens, rules.alignment_tokens);
   }
   return tokens;
 }
 
-void CacheService::unclaim_kinds(Client& client, const Id128& token) {
+void CacheService::unclaim_kinds(const Client& client, const Id128& token) {
+  // Any of them ends all, and not every kind has one.
   const std::size_t kinds = std::max<std::size_t>(1, client.instance->rules.kinds.size());
   for (std::size_t kind = 0; kind < kinds; ++kind) {
-    store_->unclaim(*client.holder, claim_of_kind(token, kind));
+    store_->unclaim(*client.holder, token_of_kind(token, kind));
   }
 }
 

@@ -31,7 +31,8 @@ std::string list_of(std::span<const std::uint64_t> page_bytes) {
   return list;
 }
 
-/// The rules and the page sizes of a rank, kind by kind.
+/// The rules and the page sizes of a rank, kind by kind. Without rules it has one kind, of which
+/// prompts need a prefix.
 struct Pages {
   engine::BlockKinds rules;
   std::vector<std::uint64_t> bytes;
@@ -262,8 +263,17 @@ std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::dec
 
 Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
   const Pages pages = registered_pages(registration);
+  if (!registration.kinds.empty() && registration.page_bytes != 0) {
+    return fail(
+        Errc::kInvalidArgument,
+        "register: pageBytes {} beside {} kinds of blocks, which have their own: it must be "
+        "0",
+        registration.page_bytes, registration.kinds.size());
+  }
+  if (*std::max_element(pages.bytes.begin(), pages.bytes.end()) == 0) {
+    return fail(Errc::kInvalidArgument, "register: a page has 0 bytes");
+  }
   for (const std::uint64_t bytes : pages.bytes) {
-    if (bytes == 0) return fail(Errc::kInvalidArgument, "register: a page has 0 bytes");
     if (bytes > kMaxPageBytes || slot_bytes_for(bytes) > pool_bytes_) {
       return fail(Errc::kRefused,
                   "register: a page of {} does not fit: the limit is {}, the pool has {}",
@@ -292,10 +302,9 @@ Result<void> CacheService::check_rank(const Client& caller, const Registration& 
   }
   if (instance.connected != 0 && instance.rules != pages.rules) {
     return fail(Errc::kInvalidArgument,
-                "register: rank {} reports {} kinds of blocks with other rules than others of "
-                "instance {}, which report {}",
-                registration.rank, pages.rules.kinds.size(), instance.id,
-                instance.rules.kinds.size());
+                "register: rank {} has kinds of blocks ({}), others of instance {} have ({})",
+                registration.rank, engine::to_string(pages.rules), instance.id,
+                engine::to_string(instance.rules));
   }
   if (registration.rank >= instance.ranks.size()) return {};
   const Rank& rank = instance.ranks[registration.rank];
@@ -364,8 +373,9 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
 Result<CacheService::Registered> CacheService::register_again(
     const Client& caller, const Registration& registration) const {
   const Instance& own = *caller.instance;
+  const Pages pages = registered_pages(registration);
   if (own.id != registration.instance || caller.rank != registration.rank ||
-      own.ranks[caller.rank].page_bytes != registered_pages(registration).bytes) {
+      own.ranks[caller.rank].page_bytes != pages.bytes || own.rules != pages.rules) {
     return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
   }
   return Registered{own.namespace_hash};
@@ -391,10 +401,11 @@ Result<void> CacheService::check_new_rank(const Client& caller, const Registrati
 void CacheService::add_rank(Client& caller, const Registration& registration,
                             engine::NamespaceId space_name) {
   Instance& instance = *caller.instance;
+  const Pages pages = registered_pages(registration);
   if (instance.connected == 0) {
     instance.ranks.assign(registration.ranks, Rank{});
     instance.shards = registration.shards;
-    instance.rules = registered_pages(registration).rules;
+    instance.rules = pages.rules;
     instance.space_name = space_name;
     instance.namespace_hash = namespaces_->find(space_name)->hash;
   }
@@ -405,7 +416,7 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
           .process = caller.process,
           .build = caller.build,
           .shard = registration.shard,
-          .page_bytes = registered_pages(registration).bytes,
+          .page_bytes = pages.bytes,
           .block_count = registration.block_count,
           .numa_node = registration.node};
   store_->set_shard(*caller.holder, registration.shard, registration.shards);

@@ -1,5 +1,6 @@
 // The calls of CacheService from and for other nodes.
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -29,7 +30,13 @@ std::uint64_t CacheService::Wants::block_bytes() const {
 
 Bytes32 CacheService::name_of(const engine::NamespaceTable::Namespace& space,
                               std::size_t kind) const {
-  return cluster::space_name(space.factors, sizes_of(space.kinds[kind]), kind);
+  const std::vector<std::uint64_t> page_bytes = sizes_of(space.kinds[kind]);
+  if (kind == 0) return cluster::space_name(space.factors, page_bytes);
+  const engine::BlockKind& rule = space.rules.kinds[kind];
+  return cluster::space_name(
+      space.factors, page_bytes,
+      std::array<std::uint64_t, 4>{kind, static_cast<std::uint64_t>(rule.rule), rule.tokens,
+                                   rule.block_tokens});
 }
 
 void CacheService::name_spaces(Instance& instance) {

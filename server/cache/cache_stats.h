@@ -11,6 +11,7 @@
 #include "capnp/wire/decline_reasons.h"
 #include "engine/block_store.h"
 #include "engine/demand/demand.h"
+#include "engine/kinds/block_kinds.h"
 
 namespace pegaflow::server {
 
@@ -23,6 +24,14 @@ struct JobWaitStats {
   std::uint64_t timed_out = 0;
   std::uint64_t busy = 0;
   std::uint64_t cancelled = 0;
+};
+
+/// The statistics of the blocks of one rule, since the start.
+struct KindStats {
+  std::uint64_t saved_blocks = 0;  ///< Sealed by saves.
+  std::uint64_t saved_bytes = 0;
+  std::uint64_t loaded_blocks = 0;  ///< Opened for a load, counted once for each rank.
+  std::uint64_t loaded_bytes = 0;
 };
 
 /// The statistics of CacheService.
@@ -45,10 +54,11 @@ struct CacheStats {
   std::uint64_t load_blocks_own = 0;    ///< Written by the process that loads them.
   std::uint64_t load_blocks_other = 0;  ///< Written by another one.
   std::uint64_t save_bytes = 0;
-  std::uint64_t fetch_bytes = 0;               ///< Bytes of blocks fetched from other nodes.
-  std::uint64_t lent_bytes = 0;                ///< Bytes of blocks lent to other nodes.
-  std::uint64_t refused_page_size = 0;         ///< Registrations.
-  std::vector<engine::Demand::Window> demand;  ///< One for each window.
+  std::array<KindStats, engine::kKindRules> kinds{};  ///< By engine::KindRule.
+  std::uint64_t fetch_bytes = 0;                      ///< Bytes of blocks fetched from other nodes.
+  std::uint64_t lent_bytes = 0;                       ///< Bytes of blocks lent to other nodes.
+  std::uint64_t refused_page_size = 0;                ///< Registrations.
+  std::vector<engine::Demand::Window> demand;         ///< One for each window.
   std::uint64_t lookup_blocks_not_served = 0;  ///< Requested by instances that are not complete.
   std::uint64_t corrupt_pages = 0;             ///< Reported by the workers that loaded them.
   std::size_t epochs = 0;                      ///< Namespaces with an epoch of their own.

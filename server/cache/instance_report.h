@@ -9,6 +9,7 @@
 
 #include "base/id128.h"
 #include "capnp/wire/codec.h"
+#include "engine/kinds/block_kinds.h"
 #include "engine/types/namespace_factors.h"
 
 namespace pegaflow::server {
@@ -39,6 +40,7 @@ struct InstanceInfo {
   std::string namespace_hash;
   std::vector<engine::NamespaceFactor> factors;
   std::uint64_t generation = 0;
+  engine::BlockKinds kinds;  ///< Empty: its blocks are of one kind.
   std::uint32_t shards = 0;
   std::vector<RankInfo> ranks;  ///< Every rank that ever connected, in order.
   std::uint32_t rank_count = 0;

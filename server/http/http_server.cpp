@@ -138,6 +138,17 @@ nlohmann::json to_json(const std::vector<DeclinedInfo>& sides) {
   return list;
 }
 
+nlohmann::json to_json(const std::vector<engine::BlockKind>& kinds) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const engine::BlockKind& kind : kinds) {
+    nlohmann::json row = {{"kind", engine::to_string(kind.rule)},
+                          {"block_tokens", kind.block_tokens}};
+    if (kind.tokens != 0) row["tokens"] = kind.tokens;
+    list.push_back(std::move(row));
+  }
+  return list;
+}
+
 nlohmann::json to_json(const InstanceInfo& info) {
   nlohmann::json factors = nlohmann::json::array();
   for (const engine::NamespaceFactor& factor : info.factors) {
@@ -153,7 +164,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
                      {"page_bytes", rank.page_bytes.front()},
                      {"block_count", rank.block_count},
                      {"numa_node", rank.numa_node}});
-    if (rank.page_bytes.size() > 1) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
+    if (!info.kinds.kinds.empty()) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {
       ranks.back()["device"] = rank.engine->device;
@@ -172,6 +183,11 @@ nlohmann::json to_json(const InstanceInfo& info) {
                          {"ranks", std::move(ranks)},
                          {"schedulers", info.schedulers},
                          {"not_served", to_json(info.not_served)}};
+  if (!info.kinds.kinds.empty()) {
+    body["kinds"] = to_json(info.kinds.kinds);
+    body["unit_tokens"] = info.kinds.unit_tokens;
+    body["alignment_tokens"] = info.kinds.alignment_tokens;
+  }
   add_engine(body, info.scheduler);
   if (!info.ranks.empty()) {
     // Fields of the first rank, for readers from the time when an instance had one rank.

@@ -165,7 +165,10 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> open(OpenContext call) override {
     const Measured measured(context_, Method::kOpen);
     const auto params = call.getParams();
-    const Id128 token = claim_of_kind(read_id(params.getToken()), params.getKind());
+    const auto claim =
+        service_.claim_of_kind(connection_, read_id(params.getToken()), params.getKind());
+    if (!claim) return answer_open(tl::unexpected<Error>(claim.error()), call, measured);
+    const Id128 token = *claim;
     const std::size_t first = params.getFirst();
     const std::size_t count = params.getCount();
     const engine::PinId pin{params.getPin()};
@@ -302,17 +305,22 @@ class SessionImpl final : public wire::Session::Server {
     }
     const std::vector<engine::BlockStore::JournalEntry>& entries = journal->part.entries;
     auto results =
-        call.getResults(capnp::MessageSize{entries.size() * (BlockKey::kMaxBytes + 1) / 8 + 16, 0});
+        call.getResults(capnp::MessageSize{entries.size() * (BlockKey::kMaxBytes + 2) / 8 + 16, 0});
     results.setSpace(journal->space);
     results.setPosition(journal->part.next);
     results.setLost(journal->part.has_lost);
     results.setMore(journal->part.has_more);
     auto keys = results.initKeys(static_cast<unsigned>(entries.size() * BlockKey::kMaxBytes));
     auto there = results.initThere(static_cast<unsigned>(entries.size()));
+    const bool has_kinds = std::any_of(entries.begin(), entries.end(),
+                                       [](const auto& entry) { return entry.place != 0; });
+    capnp::Data::Builder kinds;
+    if (has_kinds) kinds = results.initKinds(static_cast<unsigned>(entries.size()));
     for (std::size_t i = 0; i < entries.size(); ++i) {
       std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, entries[i].key.bytes.data(),
                   BlockKey::kMaxBytes);
       there[i] = entries[i].is_present ? 1 : 0;
+      if (has_kinds) kinds[i] = entries[i].place;
     }
     return finish(measured, journal);
   }
@@ -356,9 +364,10 @@ class SessionImpl final : public wire::Session::Server {
         });
     auto results = call.getResults();
     if (found) {
-      results.setComplete(service_.is_complete(connection_));
-      auto bits = results.initRestorable(static_cast<unsigned>(found->size()));
-      std::memcpy(bits.begin(), found->data(), found->size());
+      results.setComplete(found->complete);
+      const std::vector<std::byte>& bits = found->restorable;
+      auto restorable = results.initRestorable(static_cast<unsigned>(bits.size()));
+      std::transform(bits.begin(), bits.end(), restorable.begin(), std::to_integer<kj::byte>);
     } else {
       write_error(found.error(), results.initError());
     }
