@@ -181,23 +181,49 @@ Result<WireClient::Registered> WireClient::register_worker(const std::string& in
   return registered;
 }
 
-Result<WireClient::Found> WireClient::lookup(std::span<const BlockKey> keys) {
+Result<WireClient::Found> WireClient::lookup(std::span<const BlockKey> keys,
+                                             std::uint32_t local_units) {
   return guarded([&]() -> Result<Found> {
     auto request = session_.lookupRequest(room_for(keys));
     set_keys(request, keys);
+    request.setLocalUnits(local_units);
     auto answer = request.send().wait(io_.waitScope);
     return Found{.blocks = answer.getSealed(), .complete = answer.getComplete()};
   });
 }
 
-Result<WireClient::Found> WireClient::claim(const Id128& token, std::span<const BlockKey> keys) {
+Result<WireClient::Found> WireClient::claim(const Id128& token, std::span<const BlockKey> keys,
+                                            std::uint32_t local_units) {
   return guarded([&]() -> Result<Found> {
     auto request = session_.claimRequest(room_for(keys));
     write_id(token, request.initToken());
     set_keys(request.initKeys(), keys);
+    request.getKeys().setLocalUnits(local_units);
     auto answer = request.send().wait(io_.waitScope);
     if (answer.hasError()) return error_of(answer.getError());
-    return Found{.blocks = answer.getReady(), .complete = answer.getComplete()};
+    Found found{.blocks = answer.getReady(), .complete = answer.getComplete()};
+    for (const api::Range::Reader range : answer.getRanges()) {
+      found.ranges.push_back(
+          {.kind = range.getKind(), .first = range.getFirst(), .count = range.getCount()});
+    }
+    return found;
+  });
+}
+
+Result<WireClient::Boundaries> WireClient::boundaries(std::span<const BlockKey> keys,
+                                                      std::uint32_t local_units) {
+  return guarded([&]() -> Result<Boundaries> {
+    auto request = session_.boundariesRequest(room_for(keys));
+    set_keys(request, keys);
+    request.setLocalUnits(local_units);
+    auto answer = request.send().wait(io_.waitScope);
+    if (answer.hasError()) return error_of(answer.getError());
+    Boundaries found{.multiples = {}, .complete = answer.getComplete()};
+    const capnp::Data::Reader bits = answer.getRestorable();
+    for (std::uint32_t bit = 0; bit < 8 * bits.size(); ++bit) {
+      if ((bits[bit / 8] >> (bit % 8) & 1) != 0) found.multiples.push_back(bit + 1);
+    }
+    return found;
   });
 }
 
@@ -210,10 +236,12 @@ Result<void> WireClient::unclaim(const Id128& token) {
 }
 
 Result<std::vector<std::uint32_t>> WireClient::open(const Id128& token, std::uint32_t first,
-                                                    std::uint32_t count, std::uint64_t pin) {
+                                                    std::uint32_t count, std::uint64_t pin,
+                                                    std::uint8_t kind) {
   return guarded([&] {
     auto request = session_.openRequest();
     write_id(token, request.initToken());
+    request.setKind(kind);
     request.setFirst(first);
     request.setCount(count);
     request.setPin(pin);
@@ -268,10 +296,11 @@ Result<void> WireClient::end_load(std::uint64_t pin, const Id128& token) {
 
 Result<std::vector<std::uint32_t>> WireClient::reserve(const JobId& job,
                                                        std::span<const BlockKey> keys,
-                                                       std::uint32_t first) {
+                                                       std::uint32_t first, std::uint8_t kind) {
   return guarded([&] {
     auto request = session_.reserveRequest(room_for(keys));
     write_job(job, request.initJob());
+    request.setKind(kind);
     request.setFirst(first);
     set_keys(request.initKeys(), keys);
     return read_slots(request.send().wait(io_.waitScope));
@@ -291,6 +320,30 @@ Result<void> WireClient::abandon(const JobId& job) {
     auto request = session_.abandonRequest();
     write_job(job, request.initJob());
     return read_done(request.send().wait(io_.waitScope));
+  });
+}
+
+Result<WireClient::Journal> WireClient::journal(std::uint64_t space, std::uint64_t position) {
+  return guarded([&]() -> Result<Journal> {
+    auto request = session_.journalRequest();
+    request.setSpace(space);
+    request.setPosition(position);
+    auto answer = request.send().wait(io_.waitScope);
+    if (answer.hasError()) return error_of(answer.getError());
+    Journal journal{.space = answer.getSpace(),
+                    .position = answer.getPosition(),
+                    .lost = answer.getLost(),
+                    .has_kinds = answer.getKinds().size() != 0,
+                    .entries = {}};
+    const capnp::Data::Reader keys = answer.getKeys();
+    for (std::size_t i = 0; i < answer.getThere().size(); ++i) {
+      JournalEntry& entry = journal.entries.emplace_back();
+      std::memcpy(entry.key.bytes.data(), keys.begin() + i * BlockKey::kMaxBytes,
+                  BlockKey::kMaxBytes);
+      entry.kind = journal.has_kinds ? answer.getKinds()[i] : 0;
+      entry.is_present = answer.getThere()[i] != 0;
+    }
+    return journal;
   });
 }
 

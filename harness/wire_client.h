@@ -86,19 +86,36 @@ class WireClient {
   Result<Registered> register_worker(const std::string& instance, std::uint64_t page_bytes,
                                      std::uint64_t block_count);
 
-  /// A prefix of the keys of a call.
+  /// Consecutive blocks of one kind.
+  struct Range {
+    std::uint32_t kind = 0;
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    bool operator==(const Range&) const = default;
+  };
+  /// A prefix of the keys of a call: blocks, or units where there are several kinds of blocks.
   struct Found {
     std::uint32_t blocks = 0;
-    bool complete = false;  ///< Whether the instance is complete; if not, nothing is found.
+    bool complete = false;        ///< Whether the instance is complete; if not, nothing is found.
+    std::vector<Range> ranges{};  ///< The claimed blocks where there are several kinds.
   };
-  /// Returns the sealed prefix.
-  Result<Found> lookup(std::span<const BlockKey> keys);
+  /// Returns the sealed or, with several kinds, the restorable prefix. `local_units` has a meaning
+  /// only there.
+  Result<Found> lookup(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
   /// Claims a prefix and returns it.
-  Result<Found> claim(const Id128& token, std::span<const BlockKey> keys);
+  Result<Found> claim(const Id128& token, std::span<const BlockKey> keys,
+                      std::uint32_t local_units = 0);
   Result<void> unclaim(const Id128& token);
-  /// Opens blocks `first` to `first + count` of a claim with one pin; returns a slot for each.
+  struct Boundaries {
+    std::vector<std::uint32_t> multiples;  ///< Of the alignment: the restorable lengths.
+    bool complete = false;
+  };
+  Result<Boundaries> boundaries(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
+  /// Opens blocks `first` to `first + count` of a claim's range of that kind with one pin; returns
+  /// a slot for each.
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
-                                          std::uint32_t count, std::uint64_t pin);
+                                          std::uint32_t count, std::uint64_t pin,
+                                          std::uint8_t kind = 0);
   /// Opens `count` blocks of a claim with one pin each, numbered from `first_pin` on, several at
   /// once. Errors: the first of the server's.
   Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);
@@ -109,11 +126,26 @@ class WireClient {
   static constexpr std::uint32_t kNoFrame = 0xFFFFFFFF;
   /// Returns a slot per key; kNoFrame where the server skips the key.
   Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys,
-                                             std::uint32_t first = 0);
+                                             std::uint32_t first = 0, std::uint8_t kind = 0);
   Result<void> publish(const JobId& job);
   Result<void> abandon(const JobId& job);
   /// The name of a job whose scheduler is this process.
   [[nodiscard]] JobId job(std::uint64_t number) const { return {process_, number}; }
+
+  struct JournalEntry {
+    BlockKey key;
+    std::uint32_t kind = 0;
+    bool is_present = false;
+  };
+  struct Journal {
+    std::uint64_t space = 0;
+    std::uint64_t position = 0;
+    bool lost = false;
+    bool has_kinds = false;  ///< The answer names the kind of each entry.
+    std::vector<JournalEntry> entries;
+  };
+  static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
+  Result<Journal> journal(std::uint64_t space, std::uint64_t position);
 
   /// Returns the new generation of the namespace.
   Result<std::uint64_t> reset_cache();

@@ -45,8 +45,8 @@ Result<void> WireClient::attach(const std::string& instance, const Id128& schedu
   return harness::WireClient::attach(instance, scheduler.is_none() ? process() : scheduler);
 }
 
-WireClient::Found WireClient::lookup(std::span<const BlockKey> keys) {
-  return value_of(harness::WireClient::lookup(keys));
+WireClient::Found WireClient::lookup(std::span<const BlockKey> keys, std::uint32_t local_units) {
+  return value_of(harness::WireClient::lookup(keys, local_units));
 }
 
 kj::Promise<Result<void>> WireClient::await_job(const Id128& server, const JobId& job,

@@ -40,7 +40,7 @@ class WireClient : public harness::WireClient {
   Result<MappedPool> register_rank(const Registration& registration);
   /// `scheduler` names its jobs; none: the process does.
   Result<void> attach(const std::string& instance, const Id128& scheduler = {});
-  Found lookup(std::span<const BlockKey> keys);
+  Found lookup(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
   kj::Promise<Result<void>> await_job(const Id128& server, const JobId& job,
                                       std::uint32_t patience_ms);
   /// reserve, fill each slot with its key's first byte, publish. Returns the number of slots.
