@@ -8,15 +8,21 @@ namespace pegaflow::engine {
 
 std::size_t Reader::lookup(SpaceId space, std::span<const BlockKey> keys) {
   const std::size_t found = present(space, keys);
-  note_lookup(space, keys, found);
+  count_lookup(space, keys, found, found);
   return found;
 }
 
 void Reader::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
+  count_lookup(space, keys, found, found + present(space, keys.subspan(found)));
+}
+
+void Reader::count_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                          std::size_t readable) {
   if (const Space* const where = spaces_.live(space); where == nullptr) {
     counted_.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();
-  } else if (found != keys.size()) {
-    count_misses(*where, keys.subspan(found));
+  } else {
+    counted_.misses[static_cast<std::size_t>(Miss::kBehindHole)] += readable - found;
+    if (readable != keys.size()) count_misses(*where, keys.subspan(readable));
   }
   ++counted_.lookups;
   counted_.lookup_hits += found;

@@ -82,6 +82,10 @@ class Reader {
     std::uint64_t claims_shortened = 0;
   };
 
+  /// Counts a lookup that found the first `found` keys; those behind them up to `readable` are
+  /// present.
+  void count_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                    std::size_t readable);
   /// Checks that a new claim may have the token. Errors: kInvalidArgument.
   [[nodiscard]] Result<void> check_unused(const Id128& token) const;
   /// Counts the reasons why the keys from the first miss of a lookup on were not found.
