@@ -107,7 +107,7 @@ class WireClient {
                       std::uint32_t local_units = 0);
   Result<void> unclaim(const Id128& token);
   struct Boundaries {
-    std::vector<std::uint32_t> multiples;  ///< Of the alignment: the restorable lengths.
+    std::vector<std::uint32_t> multiples;  ///< The restorable lengths / the alignment.
     bool complete = false;
   };
   Result<Boundaries> boundaries(std::span<const BlockKey> keys, std::uint32_t local_units = 0);

@@ -51,7 +51,7 @@ struct HybridEngine {
   static BlockKey key(std::uint8_t kind, std::uint64_t chain, std::size_t block) {
     return make_keys(chain, 64)[(block + 1) * pages(kind) - 1];
   }
-  /// What the pages of a block of that kind are filled with.
+  /// The byte that fills the pages of a block.
   static int content(std::uint8_t kind, std::size_t block) {
     return static_cast<int>(kind * 64 + block + 1);
   }
