@@ -90,6 +90,43 @@ Result<std::size_t> OracleStore::claim_more(engine::HolderId holder, const Id128
   return blocks.size();
 }
 
+Result<bool> OracleStore::claim_together(engine::HolderId holder,
+                                         std::span<const engine::BlockStore::ClaimPart> parts) {
+  if (!is_active(holder)) return fail(Errc::kGone, "holder");
+  for (const engine::BlockStore::ClaimPart& part : parts) {
+    if (part.token.is_none() || claim_of(part.token) != nullptr) {
+      return fail(Errc::kInvalidArgument, "token");
+    }
+  }
+  if (claims_.size() + parts.size() > options_.max_claims) return fail(Errc::kBusy, "claims");
+  std::vector<std::vector<engine::FrameIndex>> blocks(parts.size());
+  std::uint64_t bytes = 0;
+  std::uint64_t new_bytes = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (!live_spaces_.contains(parts[i].space)) return false;
+    for (const BlockKey& key : parts[i].keys) {
+      const engine::FrameIndex frame = find(parts[i].space, key);
+      if (!is_readable(frame)) return false;
+      blocks[i].push_back(frame);
+      bytes += bytes_of(frame);
+      if (frames_[frame].holds == 0) new_bytes += bytes_of(frame);
+    }
+  }
+  const std::uint32_t instance = holders_.at(holder).instance;
+  if (!is_within(options_.instance_share, held_by_instance(instance) + bytes) ||
+      (new_bytes != 0 && !is_within(options_.server_share, held_on_server() + new_bytes))) {
+    ++counted_.claims_shortened;
+    return false;
+  }
+  const std::uint64_t group = next_serial_;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    for (const engine::FrameIndex frame : blocks[i]) hold(frame);
+    extend_claim(nullptr, holder, parts[i].space, parts[i].token, blocks[i]);
+    claims_.back().group = group;
+  }
+  return true;
+}
+
 std::vector<engine::FrameIndex> OracleStore::hold_prefix(engine::HolderId holder,
                                                          engine::SpaceId space,
                                                          std::span<const BlockKey> keys) {
@@ -168,7 +205,7 @@ OracleStore::Claim* OracleStore::claim_of(const Id128& token) {
 void OracleStore::unclaim(engine::HolderId holder, const Id128& token) {
   const Claim* const claim = claim_of(token);
   if (claim == nullptr || claim->holder != holder) return;
-  end_claim(claim->serial);
+  end_group_of(claim->serial);
   slice();
 }
 
@@ -208,6 +245,9 @@ Result<engine::BlockStore::OpenedPages> OracleStore::open(engine::HolderId holde
     if (!is_openable(claim->blocks[i])) return fail(Errc::kGone, "invalidated, or did not arrive");
   }
   claim->opened = true;
+  for (Claim& other : claims_) {
+    if (claim->group != 0 && other.group == claim->group) other.opened = true;
+  }
   Pin opened{.holder = holder,
              .name = pin,
              .token = token,

@@ -222,6 +222,20 @@ void OracleStore::end_claim(std::uint64_t serial) {
   claims_.erase(claim);
 }
 
+void OracleStore::end_group_of(std::uint64_t serial) {
+  std::vector<std::uint64_t> younger;
+  std::vector<std::uint64_t> older;
+  const auto first = std::find_if(claims_.begin(), claims_.end(),
+                                  [&](const Claim& each) { return each.serial == serial; });
+  for (const Claim& each : claims_) {
+    if (first->group == 0 || each.group != first->group || each.serial == serial) continue;
+    (each.serial > serial ? younger : older).push_back(each.serial);
+  }
+  end_claim(serial);
+  for (const std::uint64_t each : younger) end_claim(each);
+  for (const std::uint64_t each : older) end_claim(each);
+}
+
 void OracleStore::end_pin(engine::HolderId holder, engine::PinId name) {
   const auto pin = std::find_if(pins_.begin(), pins_.end(), [&](const Pin& each) {
     return each.holder == holder && each.name == name;

@@ -54,6 +54,8 @@ class OracleStore {
                             std::span<const BlockKey> keys, const Id128& token);
   Result<std::size_t> claim_more(engine::HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
+  Result<bool> claim_together(engine::HolderId holder,
+                              std::span<const engine::BlockStore::ClaimPart> parts);
   void unclaim(engine::HolderId holder, const Id128& token);
   Result<engine::BlockStore::OpenedPages> open(engine::HolderId holder, const Id128& token,
                                                std::size_t first, std::size_t count,
@@ -167,6 +169,7 @@ class OracleStore {
     TimePoint made;
     bool opened = false;
     std::vector<engine::FrameIndex> blocks = {};
+    std::uint64_t group = 0;  ///< Equal for claims that end together; 0: it is alone.
   };
   struct Pin {
     engine::HolderId holder{};
@@ -252,6 +255,8 @@ class OracleStore {
   void end_shard(Job& job, std::uint32_t shard);
   void end_if_over(Job& job);
   void end_claim(std::uint64_t serial);
+  /// Ends the claim, then the others of its group that are younger, then the older ones.
+  void end_group_of(std::uint64_t serial);
   void end_pin(engine::HolderId holder, engine::PinId name);
   std::vector<engine::FrameIndex> hold_prefix(engine::HolderId holder, engine::SpaceId space,
                                               std::span<const BlockKey> keys);

@@ -162,7 +162,7 @@ bool OracleStore::step_retire(engine::SpaceId space) {
   for (const Claim& claim : claims_) {
     if (claim.space != space) continue;
     ++counted_.claims_revoked;
-    end_claim(claim.serial);
+    end_group_of(claim.serial);
     return true;
   }
   for (Job& job : jobs_) {

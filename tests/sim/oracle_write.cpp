@@ -53,7 +53,7 @@ OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& ste
         const auto unopened = std::find_if(claims_.begin(), claims_.end(), [&](const Claim& claim) {
           return !claim.opened && clock_.now() - claim.made >= options_.claim_grace;
         });
-        end_claim(unopened != claims_.end() ? unopened->serial : claims_.front().serial);
+        end_group_of(unopened != claims_.end() ? unopened->serial : claims_.front().serial);
         ++counted_.claims_revoked;
       }
       if (step()) --steps;

@@ -139,6 +139,7 @@ class World {
   void copy_some();
   void lookup();
   void claim();
+  void claim_together(engine::HolderId holder, std::uint32_t instance);
   void unclaim();
   void open();
   /// Checks the result of open() and begins to read what it pinned.

@@ -45,7 +45,9 @@ void World::claim() {
     }
     return;
   }
-  const engine::SpaceId space = pick_space(processes_[connections_[*who].process].instance);
+  const std::uint32_t instance = processes_[connections_[*who].process].instance;
+  if (chance(0.3)) return claim_together(holder, instance);
+  const engine::SpaceId space = pick_space(instance);
   const std::vector<BlockKey> keys = pick_keys();
   const Id128 token{0, next_token_++};
   note("claim holder={} space={} token={} keys={}", number(holder), number(space), token.low,
@@ -63,6 +65,49 @@ void World::claim() {
     made.blocks.push_back(published_.at({space, keys[i]}));
   }
   claims_.push_back(std::move(made));
+}
+
+void World::claim_together(engine::HolderId holder, std::uint32_t instance) {
+  std::vector<Claim> made(1 + pick(3));
+  std::vector<std::vector<BlockKey>> keys;
+  std::vector<engine::BlockStore::ClaimPart> parts;
+  for (Claim& claim : made) {
+    // Mostly what is there, so that all parts are found.
+    claim = {.holder = holder, .token = {0, next_token_++}, .space = pick_space(instance)};
+    std::size_t found = 0;
+    keys.emplace_back();
+    for (int attempt = 0; attempt < 8 && found == 0; ++attempt) {
+      keys.back() = pick_keys();
+      found = store_->present(claim.space, keys.back());
+    }
+    if (found != 0 && chance(0.9)) keys.back().resize(1 + pick(found));
+    if (keys.back().empty()) keys.back().push_back(chains_[0][0]);
+  }
+  if (!claims_.empty() && chance(0.05)) made.back().token = claims_[pick(claims_.size())].token;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    parts.push_back({.space = made[i].space, .keys = keys[i], .token = made[i].token});
+  }
+  note("claim together holder={} parts={} first token={}", number(holder), parts.size(),
+       made.front().token.low);
+  const auto answered = store_->claim_together(holder, parts);
+  const auto expected = oracle_->claim_together(holder, parts);
+  if (!same_outcome(answered, expected) || (answered && *answered != *expected)) {
+    throw Mismatch{fmt::format("claim together returns {} instead of {}", outcome(answered),
+                               outcome(expected))};
+  }
+  const bool is_made = answered && *answered;
+  coverage_.hit(is_made     ? "claim together ok"
+                : !answered ? "claim together " + outcome(answered)
+                            : "claim together without a block or room");
+  if (is_made) {  // Revoked claims are still listed here, and the last one may have such a token.
+    std::erase_if(claims_, [&](const Claim& each) { return each.token == made.back().token; });
+  }
+  for (std::size_t i = 0; is_made && i < made.size(); ++i) {
+    for (const BlockKey& key : keys[i]) {
+      made[i].blocks.push_back(published_.at({made[i].space, key}));
+    }
+    claims_.push_back(std::move(made[i]));
+  }
 }
 
 void World::unclaim() {
