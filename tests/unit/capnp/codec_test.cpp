@@ -187,6 +187,40 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("kinds of blocks are read back unchanged, and impossible ones are refused by name") {
+    Registration registration = {
+        .instance = "engine",
+        .kinds = {{.rule = wire::Kind::Rule::PREFIX, .block_tokens = 16, .page_bytes = 4096},
+                  {.rule = wire::Kind::Rule::TRAILING,
+                   .tokens = 1023,
+                   .block_tokens = 32,
+                   .page_bytes = std::uint64_t{1} << 33},
+                  {.rule = wire::Kind::Rule::STATE, .block_tokens = 64}},
+        .unit_tokens = 16,
+        .alignment_tokens = 64};
+    const auto read_back = [&]() {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::Registration>();
+      write_registration(registration, builder);
+      return read_registration(builder);
+    };
+    const auto read = read_back();
+    REQUIRE(read);
+    CHECK(read->kinds == registration.kinds);
+    CHECK(read->unit_tokens == 16);
+    CHECK(read->alignment_tokens == 64);
+
+    registration.kinds[1].rule = static_cast<wire::Kind::Rule>(4);
+    CHECK(read_back().error().detail == "kind 1 of blocks has rule 4, which is unknown here");
+    registration.kinds.assign(kMaxKindsOnWire, {.block_tokens = 16});
+    CHECK(read_back());
+    registration.kinds.resize(kMaxKindsOnWire + 1);
+    CHECK(read_back().error().detail == "17 kinds of blocks: the limit is 16");
+    registration.kinds.clear();  // One kind: the fields that belong to several stay unset.
+    CHECK(read_back()->kinds.empty());
+    CHECK(read_back()->unit_tokens == 0);
+  }
+
   TEST_CASE("an engine's description is read back unchanged, and a later value counts as unknown") {
     const EngineInfo engine{.device = "NVIDIA H200",
                             .kernels = wire::Engine::Kernels::PRESENT,
