@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,10 +19,10 @@ namespace pegaflow {
 
 /// Copies pages between an engine's blocks and the pool, on threads of its own.
 ///
-/// A batch is one job's copies in one direction. Batches of loads overtake batches of saves. Within
-/// a batch, pages are copied in the order given. Each accepted batch completes exactly once, in
-/// every case. After its completion the device touches none of its bytes, and only then may slots
-/// and engine blocks be reused.
+/// A batch is one job's copies in one direction and of one layout. Batches of loads overtake
+/// batches of saves. Within a batch, pages are copied in the order given. Each accepted batch
+/// completes exactly once, in every case. After its completion the device touches none of its
+/// bytes, and only then may slots and engine blocks be reused.
 ///
 /// Thread-safe: submit(), cancel() and record_event() may be called from any thread.
 class Device {
@@ -39,7 +40,7 @@ class Device {
   enum class Event : std::uint64_t { kNow = 0 };
 
   struct Copy {
-    std::uint32_t block = 0;        ///< Below layout.block_count().
+    std::uint32_t block = 0;        ///< Below the layout's block_count().
     std::uint64_t pool_offset = 0;  ///< The page's first byte in the pool.
     bool checksum = false;          ///< Whether the completion includes this page's checksum.
   };
@@ -49,6 +50,7 @@ class Device {
     Direction direction = Direction::kSave;
     Event after = Event::kNow;
     std::vector<Copy> copies;
+    std::size_t layout = 0;  ///< The index, among the attached layouts, of that of its pages.
   };
 
   struct Completion {
@@ -69,10 +71,18 @@ class Device {
 
   /// Sets the blocks, the pool and the receiver of completions, before the first batch. Registering
   /// a pool with an accelerator may take a second. Not while attached.
-  /// Errors: kInvalidArgument, kRefused or kIo with the device's detail; the device is then not
-  /// attached.
-  virtual Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+  ///
+  /// Layouts may overlay each other's memory, and pages of several layouts may share a slot of the
+  /// pool: with more than one layout, a copy writes no byte outside of its page. The pages of an
+  /// only layout have their slots to themselves.
+  /// Errors: kInvalidArgument without a layout, a pool or a sink; kInvalidArgument, kRefused or kIo
+  /// with the device's detail; the device is then not attached.
+  virtual Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                               CompletionSink sink) = 0;
+  /// The same with one layout.
+  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink sink) {
+    return attach(std::span(&layout, 1), pool, std::move(sink));
+  }
 
   /// Ends the use of the pool: cancels queued batches, waits for copies in flight, however long
   /// that takes, and delivers all completions. Afterwards nothing touches the pool. Idempotent.
@@ -83,7 +93,8 @@ class Device {
   virtual Result<Event> record_event(Queue queue) = 0;
 
   /// Accepts a batch. Errors: kBusy when its queue is full, kGone when not attached,
-  /// kInvalidArgument for a block or an offset out of range, kInternal once the device is broken.
+  /// kInvalidArgument for a layout, a block or an offset out of range, kInternal once the device is
+  /// broken.
   virtual Result<void> submit(Batch batch) = 0;
 
   /// Requests the early completion of a load, for devices that queue their work like the engine

@@ -65,6 +65,14 @@ std::vector<std::byte> DeviceMemory::read(std::size_t segment) const {
   return bytes;
 }
 
+void DeviceMemory::write(std::size_t segment, std::span<const std::byte> bytes) {
+  std::vector<std::byte> source(bytes.begin(), bytes.end());
+  const cuda::CurrentContext current(*driver_, context_);
+  const cuda::Transfer all{source.data(), allocations_[segment], source.size()};
+  PEGA_MUST(driver_->copy(cuda::Direction::kToDevice, &all, 1, stream_));
+  PEGA_MUST(driver_->synchronize(stream_));
+}
+
 void DeviceMemory::fill(std::uint32_t block, std::uint64_t seed) {
   std::vector<std::byte> page(allocations_.size() * segment_bytes_);
   fill_page(page.data(), page.size(), seed);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/page_layout.h"
@@ -25,6 +26,10 @@ class DeviceMemory {
 
   [[nodiscard]] PageLayout layout() const;
 
+  /// All bytes of one allocation, with the gaps.
+  [[nodiscard]] std::vector<std::byte> read(std::size_t segment) const;
+  void write(std::size_t segment, std::span<const std::byte> bytes);
+
   /// Fills a block with the bytes of fill_page() for `seed`.
   void fill(std::uint32_t block, std::uint64_t seed);
   /// The blocks that do not hold fill_page(seeds[block]).
@@ -33,9 +38,6 @@ class DeviceMemory {
   [[nodiscard]] bool gaps_are_whole() const;
 
  private:
-  [[nodiscard]] std::vector<std::byte> read(std::size_t segment) const;
-  void write(std::size_t segment, const std::vector<std::byte>& bytes);
-
   const std::shared_ptr<cuda::Driver> driver_;
   cuda::Context context_ = nullptr;
   cuda::Stream stream_ = nullptr;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/device_checks.h"
+
 namespace pegaflow::testing {
 
 SlowDevice::SlowDevice() : thread_([this] { run(); }) {}
@@ -61,10 +63,16 @@ void SlowDevice::allow_early_completion() {
   const std::lock_guard lock(mutex_);
   may_complete_early_ = true;
 }
+void SlowDevice::allow_early_completion_of_queued() {
+  const std::lock_guard lock(mutex_);
+  may_complete_queued_ = true;
+}
 Result<bool> SlowDevice::complete_early(std::uint64_t ticket, Queue /*queue*/,
                                         Duration /*within*/) {
   const std::lock_guard lock(mutex_);
-  return may_complete_early_ && load_ == ticket;
+  const bool queued = std::any_of(queue_.begin(), queue_.end(),
+                                  [&](const Batch& batch) { return batch.ticket == ticket; });
+  return (may_complete_early_ && load_ == ticket) || (may_complete_queued_ && queued);
 }
 void SlowDevice::complete_next_twice() {
   const std::lock_guard lock(mutex_);
@@ -101,12 +109,12 @@ std::size_t SlowDevice::attaches() const {
   return attaches_;
 }
 
-Result<void> SlowDevice::attach(const PageLayout& layout, std::span<std::byte> pool,
+Result<void> SlowDevice::attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                                 CompletionSink sink) {
   const std::lock_guard lock(mutex_);
   if (fail_attach_) return tl::unexpected<Error>(*std::exchange(fail_attach_, std::nullopt));
   if (attached_) return fail(Errc::kInvalidArgument, "attached already");
-  layout_ = layout;
+  layouts_.assign(layouts.begin(), layouts.end());
   pool_ = pool;
   sink_ = std::move(sink);
   attached_ = true;
@@ -135,6 +143,7 @@ Result<void> SlowDevice::submit(Batch batch) {
   const std::lock_guard lock(mutex_);
   if (fail_submit_) return tl::unexpected<Error>(*std::exchange(fail_submit_, std::nullopt));
   if (!attached_) return fail(Errc::kGone, "not attached");
+  PEGA_TRY(device::check_batch(batch, layouts_, pool_.size()));
   ++batches_;
   const auto place = batch.direction == Direction::kSave
                          ? queue_.end()
@@ -197,7 +206,7 @@ Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Ba
     if (holding_) --allowed_;
     std::byte* page = pool_.data() + batch.copies[i].pool_offset;
     checksum.reset();
-    for (const Segment& segment : layout_->segments()) {
+    for (const Segment& segment : layouts_.at(batch.layout).segments()) {
       std::byte* const piece = segment.base + batch.copies[i].block * segment.block_stride_bytes;
       const bool save = batch.direction == Direction::kSave;
       std::memcpy(save ? page : piece, save ? piece : page, segment.size_bytes);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "transport/device.h"
 
@@ -41,6 +42,8 @@ class SlowDevice final : public Device {
   /// Reports early completion of loads that are held back, although no engine's work waits for
   /// them.
   void allow_early_completion();
+  /// The same for loads that still wait for the thread.
+  void allow_early_completion_of_queued();
   /// Delivers the next completion twice, which no device may do.
   void complete_next_twice();
 
@@ -59,7 +62,8 @@ class SlowDevice final : public Device {
 
   // ---- Device
 
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+  using Device::attach;
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
   Result<Event> record_event(Queue queue) override;
@@ -73,7 +77,7 @@ class SlowDevice final : public Device {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<PageLayout> layout_;
+  std::vector<PageLayout> layouts_;
   std::span<std::byte> pool_;
   CompletionSink sink_;
   std::deque<Batch> queue_;
@@ -95,6 +99,7 @@ class SlowDevice final : public Device {
   std::optional<Error> fail_events_;
   bool complete_twice_ = false;
   bool may_complete_early_ = false;
+  bool may_complete_queued_ = false;
   std::optional<std::uint64_t> load_;  ///< The load that the thread copies.
   std::thread thread_;
 };

@@ -20,10 +20,11 @@ std::uint32_t unit_of(const Segment& segment, std::uint64_t page_offset) {
 
 }  // namespace
 
-CopyPlan::CopyPlan(const PageLayout& layout, std::uint64_t register_bytes)
+CopyPlan::CopyPlan(const PageLayout& layout, std::uint64_t register_bytes, bool owns_slots)
     : page_bytes_(layout.page_bytes()),
       pitch_(slot_bytes_for(page_bytes_)),
       register_bytes_(register_bytes),
+      owns_slots_(owns_slots),
       mean_segment_bytes_(page_bytes_ / layout.segments().size()) {
   PEGA_ASSERT(std::has_single_bit(register_bytes), "ranges of {} bytes", register_bytes);
   std::uint64_t page_offset = 0;
@@ -110,8 +111,9 @@ std::vector<Transfer> CopyPlan::staged_transfers(const Slice& slice,
   for (std::size_t i = 0; i < slice.copies; ++i) {
     const std::uint64_t slot = copies[slice.first_copy + i].pool_offset;
     // To the end of the slot where the next page follows there: both belong to this batch, and the
-    // bytes between them are padding.
-    const bool joined = slice.page_bytes == page_bytes_ && i + 1 < slice.copies &&
+    // bytes between them are padding, or there are none.
+    const bool joined = (owns_slots_ || page_bytes_ == pitch_) && slice.page_bytes == page_bytes_ &&
+                        i + 1 < slice.copies &&
                         copies[slice.first_copy + i + 1].pool_offset == slot + pitch_;
     add(transfers, pool, slot + slice.first_byte,
         staging + i * pitch_ + (slice.first_byte - slice.origin),

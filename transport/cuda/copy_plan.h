@@ -52,8 +52,9 @@ struct Slice {
 class CopyPlan {
  public:
   /// `register_bytes`: the size of the ranges in which the pool is page-locked; no transfer may
-  /// cross from one into the next. A power of two.
-  CopyPlan(const PageLayout& layout, std::uint64_t register_bytes);
+  /// cross from one into the next. A power of two. `owns_slots`: the bytes between a page and the
+  /// end of its slot are padding, which a transfer of several pages may overwrite.
+  CopyPlan(const PageLayout& layout, std::uint64_t register_bytes, bool owns_slots);
 
   [[nodiscard]] std::span<const Piece> pieces() const noexcept { return pieces_; }
   /// The distance of pages in staging: the page size rounded up to the slots of the pool, so that
@@ -86,6 +87,7 @@ class CopyPlan {
   std::uint64_t page_bytes_;
   std::uint64_t pitch_;
   std::uint64_t register_bytes_;
+  bool owns_slots_;
   std::uint64_t mean_segment_bytes_;
   unsigned group_ = 32;
 };

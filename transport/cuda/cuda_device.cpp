@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "transport/cuda/event_ring.h"
 #include "transport/cuda/kernel_image.h"
 #include "transport/cuda/pool_registration.h"
+#include "transport/device_checks.h"
 
 namespace pegaflow {
 namespace {
@@ -76,7 +78,8 @@ class CudaDevice::Impl {
     driver_->release_primary_context(options_.ordinal);
   }
 
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink&& sink) {
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
+                      CompletionSink&& sink) {
     const std::lock_guard attaching(attach_mutex_);
     {
       const std::lock_guard lock(mutex_);
@@ -85,10 +88,7 @@ class CudaDevice::Impl {
       }
       if (broken_) return tl::unexpected<Error>(*broken_);
     }
-    if (pool.empty() || sink == nullptr) {
-      return fail(Errc::kInvalidArgument,
-                  "attach: the pool is empty or no completion sink was given");
-    }
+    PEGA_TRY(device::check_attach(layouts, pool, sink));
     const CurrentContext current(*driver_, context_);
     PEGA_TRY(cuda::check(*driver_, current.status(), "use the engine's CUDA context"));
     const TimePoint begin = clock_.now();
@@ -97,21 +97,30 @@ class CudaDevice::Impl {
                                           options_.register_threads));
     const Duration register_time = clock_.now() - begin;
 
-    cuda::Attached attached{CopyPlan(layout, options_.register_bytes), Path::kDirect, pool, 0};
-    if (kernels_.gather != nullptr) PEGA_TRY(upload_pieces(attached));
-    Result<std::optional<double>> share = choose_path(attached);
-    if (!share) {
-      if (attached.pieces != 0) driver_->release(attached.pieces);
-      return tl::unexpected<Error>(std::move(share.error()));
+    std::vector<cuda::Attached> plans;
+    SharesBySize shares;
+    for (const PageLayout& layout : layouts) {
+      const bool only = layouts.size() == 1;
+      plans.push_back({CopyPlan(layout, options_.register_bytes, only), Path::kDirect, pool, 0});
+      if (Result<void> planned = plan_layout(plans.back(), shares); !planned) {
+        release_pieces(plans);
+        return planned;
+      }
     }
     const std::lock_guard lock(mutex_);
-    info_.path = attached.path;
-    info_.direct_share = *share;
+    const bool any_staged = std::any_of(plans.begin(), plans.end(), [](const auto& attached) {
+      return attached.path == Path::kStaged;
+    });
+    info_.path = any_staged ? Path::kStaged : Path::kDirect;
+    info_.direct_share.reset();
+    for (const auto& [segment, share] : shares) {
+      if (share) info_.direct_share = std::min(info_.direct_share.value_or(*share), *share);
+    }
     info_.register_time = register_time;
     registration_ = std::move(registration);
-    plan_.emplace(std::move(attached));
-    block_count_ = layout.block_count();
-    page_bytes_ = layout.page_bytes();
+    plans_ = std::move(plans);
+    layouts_.assign(layouts.begin(), layouts.end());
+    pool_bytes_ = pool.size();
     sink_ = std::move(sink);
     attached_ = true;
     return {};
@@ -128,11 +137,11 @@ class CudaDevice::Impl {
       idle_.wait(lock, [this] { return jobs_ == 0; });
       cancel_all_ = false;
     }
-    if (!plan_) return;
+    if (plans_.empty()) return;
     const CurrentContext current(*driver_, context_);
     registration_ = PoolRegistration();
-    if (plan_->pieces != 0) driver_->release(plan_->pieces);
-    plan_.reset();
+    release_pieces(plans_);
+    plans_.clear();
     sink_ = nullptr;
   }
 
@@ -155,15 +164,7 @@ class CudaDevice::Impl {
       const std::lock_guard lock(mutex_);
       if (broken_) return tl::unexpected<Error>(*broken_);
       if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
-      const std::uint64_t pool_bytes = plan_->pool.size();
-      for (const Copy& copy : batch.copies) {
-        if (copy.block >= block_count_ || copy.pool_offset > pool_bytes ||
-            page_bytes_ > pool_bytes - copy.pool_offset) {
-          return fail(Errc::kInvalidArgument,
-                      "block {} of {}, a page of {} bytes at {} in a pool of {}", copy.block,
-                      block_count_, page_bytes_, copy.pool_offset, pool_bytes);
-        }
-      }
+      PEGA_TRY(device::check_batch(batch, layouts_, pool_bytes_));
       std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
       if (count >= options_.max_batches) {
         return fail(Errc::kBusy, "{} batches are queued already", count);
@@ -313,6 +314,20 @@ class CudaDevice::Impl {
 
   // ---- attach
 
+  /// The speed of direct copies, where it was measured, by the size of a segment.
+  using SharesBySize = std::map<std::uint64_t, std::optional<double>>;
+
+  Result<void> plan_layout(cuda::Attached& attached, SharesBySize& shares) {
+    if (kernels_.gather != nullptr) PEGA_TRY(upload_pieces(attached));
+    return choose_path(attached, shares);
+  }
+
+  void release_pieces(std::span<const cuda::Attached> plans) {
+    for (const cuda::Attached& attached : plans) {
+      if (attached.pieces != 0) driver_->release(attached.pieces);
+    }
+  }
+
   Result<void> upload_pieces(cuda::Attached& attached) {
     const std::span<const cuda::Piece> pieces = attached.plan.pieces();
     Driver& driver = *driver_;
@@ -325,17 +340,18 @@ class CudaDevice::Impl {
     const cuda::Stream stream = copy_stream_of(Direction::kLoad)->stream();
     cuda::Status status = driver.copy(cuda::Direction::kToDevice, &transfer, 1, stream);
     if (status == cuda::kSuccess) status = driver.synchronize(stream);
-    if (status != cuda::kSuccess) driver.release(attached.pieces);
+    // After an error attach() releases the memory.
     return cuda::check(driver, status, "copy the layout to the GPU");
   }
 
-  /// Returns the speed of direct copies as a share of the copy engine's, if it was measured.
-  Result<std::optional<double>> choose_path(cuda::Attached& attached) {
+  /// Measures direct copies as a share of the copy engine's speed where the size of the segments
+  /// does not decide, once for each size.
+  Result<void> choose_path(cuda::Attached& attached, SharesBySize& shares) {
     const std::uint64_t segment = attached.plan.mean_segment_bytes();
     attached.path =
         options_.path.value_or(segment >= cuda::kSurelyDirectBytes ? Path::kDirect : Path::kStaged);
     if (kernels_.gather == nullptr) attached.path = Path::kDirect;
-    if (attached.path == Path::kDirect) return std::nullopt;
+    if (attached.path == Path::kDirect) return {};
     for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
       if (Result<void> taken = copy_stream->take_staging(); !taken) {
         kLog.warn(
@@ -343,17 +359,20 @@ class CudaDevice::Impl {
             "error=\"{}\"",
             to_string(taken.error()));
         attached.path = Path::kDirect;
-        return std::nullopt;
+        return {};
       }
     }
-    if (options_.path || segment <= cuda::kSurelyStagedBytes) return std::nullopt;
-    const CopyStream& copy_stream = *copy_stream_of(Direction::kLoad);
-    PEGA_TRY_LET(const std::optional<double> share,
-                 cuda::measure_direct_share(*driver_, copy_stream.stream(), attached.pool,
-                                            options_.register_bytes, copy_stream.staging(),
-                                            copy_stream.staging_bytes(), segment));
+    if (options_.path || segment <= cuda::kSurelyStagedBytes) return {};
+    if (!shares.contains(segment)) {
+      const CopyStream& copy_stream = *copy_stream_of(Direction::kLoad);
+      PEGA_TRY_LET(shares[segment],
+                   cuda::measure_direct_share(*driver_, copy_stream.stream(), attached.pool,
+                                              options_.register_bytes, copy_stream.staging(),
+                                              copy_stream.staging_bytes(), segment));
+    }
+    const std::optional<double> share = shares[segment];
     if (share && *share >= cuda::kDirectShare) attached.path = Path::kDirect;
-    return share;
+    return {};
   }
 
   // ---- the copy thread
@@ -467,8 +486,8 @@ class CudaDevice::Impl {
           return first ? events_->wait(stream, job.batch.after) : Result<void>();
         };
         PEGA_TRY_LET(const std::optional<Slice> slice,
-                     copy_stream.queue(*plan_, job.batch.ticket, job.batch.copies, job.copy,
-                                       job.piece, wait));
+                     copy_stream.queue(plans_[job.batch.layout], job.batch.ticket, job.batch.copies,
+                                       job.copy, job.piece, wait));
         if (!slice) return moved;
         moved = true;
         ++job.flights;
@@ -584,11 +603,11 @@ class CudaDevice::Impl {
   std::condition_variable work_;  ///< has_mail() may be true now.
   std::condition_variable idle_;  ///< jobs_ became 0.
   // Changed only while jobs_ is 0, so the copy thread, which has a job, may read them.
-  std::optional<cuda::Attached> plan_;
+  std::vector<cuda::Attached> plans_;  ///< By layout.
   PoolRegistration registration_;
   CompletionSink sink_;
-  std::uint64_t block_count_ = 0;
-  std::uint64_t page_bytes_ = 0;
+  std::vector<PageLayout> layouts_;
+  std::uint64_t pool_bytes_ = 0;
 
   // Under mutex_.
   Info info_;
@@ -635,9 +654,9 @@ CudaDevice::~CudaDevice() {
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 
-Result<void> CudaDevice::attach(const PageLayout& layout, std::span<std::byte> pool,
+Result<void> CudaDevice::attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                                 CompletionSink sink) {
-  return impl_->attach(layout, pool, std::move(sink));
+  return impl_->attach(layouts, pool, std::move(sink));
 }
 void CudaDevice::detach() { impl_->detach(); }
 Result<Device::Event> CudaDevice::record_event(Queue queue) { return impl_->record_event(queue); }

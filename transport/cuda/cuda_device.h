@@ -22,7 +22,7 @@ namespace pegaflow {
 ///
 /// One thread drives both directions, which run side by side; loads are queued first. The copy
 /// engine moves segments of some MiB directly. Smaller ones go through staging: a kernel gathers
-/// pages in device memory, and the copy engine moves them as a whole. The layout decides between
+/// pages in device memory, and the copy engine moves them as a whole. Each layout decides between
 /// the two, and for segments between 256 KiB and 2 MiB a measurement of the copy engine when the
 /// pool is attached. All waiting for the device is by events, never for the whole device.
 ///
@@ -66,7 +66,8 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   /// Errors: those of Device; kOutOfCapacity when the GPU has no memory for staging.
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+  using Device::attach;
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
   Result<Event> record_event(Queue queue) override;
@@ -80,11 +81,13 @@ class CudaDevice final : public Device {
 
   /// Properties of the device, for logs and measurements.
   struct Info {
-    std::string name;                      ///< "NVIDIA H200, compute capability 9.0"
-    bool kernels = false;                  ///< Whether the kernels are loaded on it.
-    std::optional<cuda::Path> path{};      ///< For the pool that is or was attached.
-    std::optional<double> direct_share{};  ///< Measured of the copy engine, if it was.
-    Duration register_time{};              ///< To page-lock the last pool.
+    std::string name;      ///< "NVIDIA H200, compute capability 9.0"
+    bool kernels = false;  ///< Whether the kernels are loaded on it.
+    /// For the pool that is or was attached; kStaged if any of its layouts is staged.
+    std::optional<cuda::Path> path{};
+    /// Measured of the copy engine, if it was; for several segment sizes the lowest.
+    std::optional<double> direct_share{};
+    Duration register_time{};  ///< To page-lock the last pool.
   };
   [[nodiscard]] Info info() const;
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/os/thread.h"
+#include "transport/device_checks.h"
 #include "transport/host/page_copy.h"
 
 namespace pegaflow {
@@ -47,15 +48,13 @@ class HostDevice::Impl {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool, CompletionSink sink) {
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
+                      CompletionSink sink) {
     const std::lock_guard lock(mutex_);
     if (attached_ || jobs_ != 0)
       return fail(Errc::kInvalidArgument, "the device is attached already");
-    if (pool.empty() || sink == nullptr) {
-      return fail(Errc::kInvalidArgument,
-                  "attach: the pool is empty or no completion sink was given");
-    }
-    layout_ = layout;
+    PEGA_TRY(device::check_attach(layouts, pool, sink));
+    layouts_.assign(layouts.begin(), layouts.end());
     pool_ = pool;
     sink_ = std::move(sink);
     attached_ = true;
@@ -79,15 +78,7 @@ class HostDevice::Impl {
     {
       const std::lock_guard lock(mutex_);
       if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
-      const std::uint64_t page_bytes = layout_->page_bytes();
-      for (const Copy& copy : batch.copies) {
-        if (copy.block >= layout_->block_count() || copy.pool_offset > pool_.size() ||
-            page_bytes > pool_.size() - copy.pool_offset) {
-          return fail(Errc::kInvalidArgument,
-                      "block {} of {}, a page of {} bytes at {} in a pool of {}", copy.block,
-                      layout_->block_count(), page_bytes, copy.pool_offset, pool_.size());
-        }
-      }
+      PEGA_TRY(device::check_batch(batch, layouts_, pool_.size()));
       std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
       if (count >= options_.max_batches) {
         return fail(Errc::kBusy, "{} batches are queued already", count);
@@ -180,7 +171,7 @@ class HostDevice::Impl {
 
   void copy_run(std::unique_lock<std::mutex>& lock, std::list<Job>::iterator job,
                 PageChecksum& checksum) {
-    const PageLayout& layout = *layout_;
+    const PageLayout& layout = layouts_[job->batch.layout];
     const std::size_t pages = std::clamp<std::size_t>(kRunBytes / layout.page_bytes(), 1,
                                                       job->batch.copies.size() - job->issued);
     const std::size_t first = std::exchange(job->issued, job->issued + pages);
@@ -229,7 +220,7 @@ class HostDevice::Impl {
   std::condition_variable work_;  ///< A run to copy, a completion to report, or the end.
   std::condition_variable idle_;  ///< jobs_ became 0.
   // Changed only while jobs_ is 0, so a thread with a job may read them without the mutex.
-  std::optional<PageLayout> layout_;
+  std::vector<PageLayout> layouts_;
   std::span<std::byte> pool_;
   CompletionSink sink_;
 
@@ -258,9 +249,9 @@ HostDevice::~HostDevice() {
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 
-Result<void> HostDevice::attach(const PageLayout& layout, std::span<std::byte> pool,
+Result<void> HostDevice::attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                                 CompletionSink sink) {
-  return impl_->attach(layout, pool, std::move(sink));
+  return impl_->attach(layouts, pool, std::move(sink));
 }
 void HostDevice::detach() { impl_->detach(); }
 Result<Device::Event> HostDevice::record_event(Queue /*queue*/) { return Event::kNow; }

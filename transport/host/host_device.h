@@ -33,7 +33,8 @@ class HostDevice final : public Device {
   /// Calls detach(), then ends the threads.
   ~HostDevice() override;
 
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+  using Device::attach;
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
   Result<Event> record_event(Queue queue) override;

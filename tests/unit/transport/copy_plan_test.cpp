@@ -19,8 +19,9 @@ Segment segment(std::uintptr_t base, std::uint64_t stride, std::uint64_t bytes) 
   return {reinterpret_cast<std::byte*>(base), stride, bytes};
 }
 
-CopyPlan plan_of(std::vector<Segment> segments, std::uint64_t range = kGiB) {
-  return {PageLayout::create(std::move(segments), 1000).value(), range};
+CopyPlan plan_of(std::vector<Segment> segments, std::uint64_t range = kGiB,
+                 bool owns_slots = true) {
+  return {PageLayout::create(std::move(segments), 1000).value(), range, owns_slots};
 }
 
 std::byte* const kPool = segment(std::uintptr_t{1} << 40, 1, 1).base;
@@ -116,6 +117,20 @@ TEST_SUITE("CopyPlan") {
     REQUIRE(transfers.size() == 2);
     CHECK(transfers[0].bytes == 12'288 + 10'000);
     CHECK(transfers[1].bytes == 10'000);
+  }
+
+  TEST_CASE("where pages of other layouts share the slots, a transfer has the bytes of one page") {
+    const CopyPlan plan = plan_of({segment(0x10000, 1 << 20, 10'000)}, kGiB, false);
+    const std::vector<Device::Copy> copies = {{1, 0}, {2, 12'288}};
+
+    const auto transfers =
+        plan.staged_transfers(plan.next(0, 0, 2, kGiB), copies, kPool, 0x5000000);
+
+    REQUIRE(transfers.size() == 2);
+    CHECK(transfers[0].bytes == 10'000);
+    CHECK(transfers[1].bytes == 10'000);
+    const CopyPlan whole = plan_of({segment(0x10000, 1 << 20, 12'288)}, kGiB, false);
+    CHECK(whole.staged_transfers(whole.next(0, 0, 2, kGiB), copies, kPool, 0x5000000).size() == 1);
   }
 
   TEST_CASE("every byte is moved once, on either path, and no transfer crosses a range") {

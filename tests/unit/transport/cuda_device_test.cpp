@@ -17,6 +17,7 @@
 #include "tests/support/seed.h"
 #include "tests/support/skip.h"
 #include "tests/unit/transport/cuda_fixture.h"
+#include "tests/unit/transport/layouts_conformance.h"
 
 namespace pegaflow {
 namespace {
@@ -100,6 +101,31 @@ void round_trip(std::mt19937_64& random, const CudaShape& shape, const CudaDevic
   }
 }
 
+/// A device for the cases of all devices with several layouts.
+struct OverlaidFixture {
+  explicit OverlaidFixture(const CudaDevice::Options& options)
+      : driver(testing::driver_under_test()),
+        engine(driver, 1, testing::LayoutsRig::kEngineBytes, 1, 0),
+        pool(testing::LayoutsRig::kPoolBytes),
+        device(CudaDevice::create(options, driver).value()) {}
+
+  testing::LayoutsRig rig() {
+    return {.device = *device,
+            .engine = engine.layout().segments().front().base,
+            .pool = pool.bytes(),
+            .sink = completions.sink(),
+            .wait_for = [this](std::size_t count) { return completions.wait_for(count); },
+            .write = [this](std::span<const std::byte> bytes) { engine.write(0, bytes); },
+            .read = [this] { return engine.read(0); }};
+  }
+
+  std::shared_ptr<cuda::Driver> driver;
+  testing::DeviceMemory engine;
+  PoolMemory pool;
+  testing::CudaCompletions completions;
+  std::unique_ptr<CudaDevice> device;
+};
+
 TEST_SUITE("CudaDevice") {
   TEST_CASE("a page holds a block's segments in order, on either path") {
     for (const Path path : {Path::kStaged, Path::kDirect}) {
@@ -131,6 +157,23 @@ TEST_SUITE("CudaDevice") {
       if (round % 3 != 0) options.path = round % 3 == 1 ? Path::kStaged : Path::kDirect;
       round_trip(random, shape, options, false);
     }
+  }
+
+  TEST_CASE("pages of overlaid layouts come back, and no byte beside them changes") {
+    std::mt19937_64 random(testing::seed());
+    for (int round = 0; round < 24; ++round) {
+      CudaDevice::Options options = testing::small_options();
+      if (round % 3 != 0) options.path = round % 3 == 1 ? Path::kStaged : Path::kDirect;
+      OverlaidFixture f(options);
+      testing::LayoutsRig rig = f.rig();
+      testing::check_overlaid_layouts(rig, random);
+    }
+  }
+
+  TEST_CASE("a batch of an unknown layout, or beyond its own, is rejected by name") {
+    OverlaidFixture f(testing::small_options());
+    testing::LayoutsRig rig = f.rig();
+    testing::check_bad_layouts(rig);
   }
 
   TEST_CASE("aligned segments of many sizes come back, pages larger than a slice too") {

@@ -17,6 +17,7 @@
 
 #include "tests/support/engine_memory.h"
 #include "tests/support/seed.h"
+#include "tests/unit/transport/layouts_conformance.h"
 
 namespace pegaflow {
 namespace {
@@ -82,6 +83,31 @@ struct Fixture {
 
   EngineMemory memory;
   std::uint64_t page_bytes;
+  std::vector<std::byte> pool;
+  Completions completions;
+  std::unique_ptr<HostDevice> device;
+};
+
+/// A device for the cases of all devices with several layouts.
+struct OverlaidFixture {
+  explicit OverlaidFixture(int threads)
+      : engine(testing::LayoutsRig::kEngineBytes),
+        pool(testing::LayoutsRig::kPoolBytes),
+        device(HostDevice::create({.threads = threads}).value()) {}
+
+  testing::LayoutsRig rig() {
+    return {
+        .device = *device,
+        .engine = engine.data(),
+        .pool = pool,
+        .sink = completions.sink(),
+        .wait_for = [this](std::size_t count) { return completions.wait_for(count); },
+        .write =
+            [this](std::span<const std::byte> bytes) { std::ranges::copy(bytes, engine.begin()); },
+        .read = [this] { return engine; }};
+  }
+
+  std::vector<std::byte> engine;
   std::vector<std::byte> pool;
   Completions completions;
   std::unique_ptr<HostDevice> device;
@@ -175,6 +201,21 @@ TEST_SUITE("HostDevice") {
         CHECK_FALSE(completion.error);
       }
     }
+  }
+
+  TEST_CASE("pages of overlaid layouts come back, and no byte beside them changes") {
+    std::mt19937_64 random(testing::seed());
+    for (int round = 0; round < 40; ++round) {
+      OverlaidFixture f(1 + round % 3);
+      testing::LayoutsRig rig = f.rig();
+      testing::check_overlaid_layouts(rig, random);
+    }
+  }
+
+  TEST_CASE("a batch of an unknown layout, or beyond its own, is rejected by name") {
+    OverlaidFixture f(1);
+    testing::LayoutsRig rig = f.rig();
+    testing::check_bad_layouts(rig);
   }
 
   TEST_CASE("a load overtakes the waiting saves") {
