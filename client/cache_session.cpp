@@ -33,6 +33,11 @@ using Kind = SessionCommand::Kind;
 
 static_assert(CacheSession::kMaxKeys == kMaxKeysPerCall);
 
+std::vector<BlockKey> first_keys(std::span<const BlockKey> keys) {
+  keys = keys.first(std::min(keys.size(), CacheSession::kMaxKeys));
+  return {keys.begin(), keys.end()};
+}
+
 }  // namespace
 
 class CacheSession::Impl {
@@ -53,13 +58,6 @@ class CacheSession::Impl {
   }
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
-
-  Result<Ticket> ask(Kind kind, std::span<const BlockKey> keys, const Id128& token,
-                     Duration deadline) {
-    keys = keys.first(std::min(keys.size(), kMaxKeys));
-    return ask(
-        {.kind = kind, .token = token, .keys = {keys.begin(), keys.end()}, .deadline = deadline});
-  }
 
   Result<Ticket> ask(SessionCommand command) {
     PEGA_TRY(may_ask());
@@ -83,7 +81,7 @@ class CacheSession::Impl {
 
   void unclaim(const Id128& token) {
     if (forked()) return;
-    if (!commands_.try_send(SessionCommand{Kind::kUnclaim, {}, token, {}, {}})) {
+    if (!commands_.try_send(SessionCommand{.kind = Kind::kUnclaim, .token = token})) {
       kLog.warn("command queue full, a claim stays until the server revokes it token={}",
                 to_string(token));
     }
@@ -145,23 +143,39 @@ CacheSession::~CacheSession() {
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 
-Result<CacheSession::Ticket> CacheSession::lookup(std::span<const BlockKey> keys) {
-  return impl_->ask(Kind::kLookup, keys, Id128{}, {});
+Result<CacheSession::Ticket> CacheSession::lookup(std::span<const BlockKey> keys,
+                                                  std::size_t local_units) {
+  return impl_->ask({.kind = Kind::kLookup, .keys = first_keys(keys), .local_units = local_units});
 }
 
 Result<CacheSession::Ticket> CacheSession::claim(std::span<const BlockKey> keys,
-                                                 const Compute& compute) {
-  keys = keys.first(std::min(keys.size(), kMaxKeys));
+                                                 const Compute& compute, std::size_t local_units) {
   return impl_->ask({.kind = Kind::kClaim,
                      .token = Id128::random(),
-                     .keys = {keys.begin(), keys.end()},
+                     .keys = first_keys(keys),
+                     .local_units = local_units,
                      .compute = compute});
+}
+
+Result<CacheSession::Ticket> CacheSession::boundaries(std::span<const BlockKey> keys,
+                                                      std::size_t local_units) {
+  return impl_->ask(
+      {.kind = Kind::kBoundaries, .keys = first_keys(keys), .local_units = local_units});
+}
+
+std::optional<Result<CacheSession::Boundaries>> CacheSession::take_boundaries(Ticket ticket,
+                                                                              Duration patience) {
+  std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
+  if (!outcome) return std::nullopt;
+  return std::move(*outcome).map(
+      [](QuestionTable::Outcome&& row) { return std::move(row.boundaries); });
 }
 
 std::optional<Result<CacheSession::Answer>> CacheSession::take(Ticket ticket, Duration patience) {
   std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
   if (!outcome) return std::nullopt;
-  return std::move(*outcome).map([](QuestionTable::Outcome&& row) { return row.answer; });
+  return std::move(*outcome).map(
+      [](QuestionTable::Outcome&& row) { return std::move(row.answer); });
 }
 
 void CacheSession::forget(Ticket ticket) { impl_->forget(ticket); }
@@ -195,7 +209,7 @@ std::optional<Result<void>> CacheSession::take_wait(Ticket ticket, Duration pati
 }
 
 Result<CacheSession::Ticket> CacheSession::ask_reset(Duration deadline) {
-  return impl_->ask(Kind::kReset, {}, Id128{}, deadline);
+  return impl_->ask({.kind = Kind::kReset, .deadline = deadline});
 }
 
 std::optional<Result<CacheSession::Reset>> CacheSession::take_reset(Ticket ticket,

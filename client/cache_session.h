@@ -32,6 +32,7 @@ class CacheSession {
   using Ticket = SessionTicket;
   using Answer = SessionAnswer;
   using Compute = SessionCompute;
+  using Boundaries = SessionBoundaries;
   using Journal = SessionJournal;
   using Reset = SessionReset;
   static constexpr std::size_t kMaxKeys = 8192;  ///< The limit for one question.
@@ -44,16 +45,32 @@ class CacheSession {
   ~CacheSession();
 
   /// Asks how many leading keys are sealed, or at one other node; holds nothing. Considers at most
-  /// kMaxKeys keys. Errors: kPeerLost when there is no server, kBusy when too many questions are
-  /// pending.
-  Result<Ticket> lookup(std::span<const BlockKey> keys);
+  /// kMaxKeys keys.
+  ///
+  /// In a namespace with several kinds of blocks the keys are those of units, from the prompt's
+  /// beginning on, and the answer counts units. `local_units`: the leading units that the engine
+  /// has itself, a multiple of the alignment. Errors: kPeerLost when there is no server, kBusy when
+  /// too many questions are pending. The answer is kRefused for local units of a server without
+  /// several kinds, and kInvalidArgument for ones that do not fit the alignment.
+  Result<Ticket> lookup(std::span<const BlockKey> keys, std::size_t local_units = 0);
 
   /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are in
   /// flight from another node: a load waits for them, and some may not come. With `compute` only
   /// those are fetched that are predicted to arrive sooner than they would be computed.
+  ///
+  /// With several kinds the claim is on all blocks that the longest restorable prefix needs beyond
+  /// `local_units`; the answer has their ranges.
   /// Errors: as lookup().
-  Result<Ticket> claim(std::span<const BlockKey> keys, const Compute& compute);
+  Result<Ticket> claim(std::span<const BlockKey> keys, const Compute& compute,
+                       std::size_t local_units = 0);
   Result<Ticket> claim(std::span<const BlockKey> keys) { return claim(keys, Compute{}); }
+
+  /// Asks for every length at which a prompt can be restored; holds nothing. Only for several
+  /// kinds. Errors: as lookup(); the answer is kInvalidArgument in a namespace of one kind.
+  Result<Ticket> boundaries(std::span<const BlockKey> keys, std::size_t local_units = 0);
+  /// Returns its answer, as take() does.
+  std::optional<Result<Boundaries>> take_boundaries(Ticket ticket,
+                                                    Duration patience = Duration::zero());
 
   /// Returns the answer to a question, after waiting at most `patience`; no value: not yet. An
   /// answer is returned once, and the ticket is then forgotten. The error is kTimeout after the

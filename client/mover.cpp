@@ -51,8 +51,8 @@ int numa_node_of_process() {
 
 class Mover::Impl {
  public:
-  Impl(const Options& options, PageLayout layout, Device& device)
-      : state_(options, std::move(layout), device), pidfd_(open_own_pidfd()) {}
+  Impl(const Options& options, KindTable kinds, Device& device)
+      : state_(options, std::move(kinds), device), pidfd_(open_own_pidfd()) {}
 
   Result<void> start() {
     PEGA_TRY_LET(thread_, start_thread("pega-mover", [this] { thread_main(); }));
@@ -68,18 +68,13 @@ class Mover::Impl {
   template <typename Job>
   Result<void> accept(Job&& job) {
     if (forked()) return fail(Errc::kPeerLost, "the mover belongs to the parent process");
-    if (job.blocks.empty() || job.blocks.size() > kMaxKeysPerCall) {
-      return fail(Errc::kInvalidArgument, "{} blocks in a job; 1 to {} are possible",
-                  job.blocks.size(), kMaxKeysPerCall);
-    }
-    const std::uint64_t block_count = state_.layout.block_count();
-    for (const std::uint32_t block : job.blocks) {
-      if (block >= block_count) {
-        return fail(Errc::kInvalidArgument, "block {} of {}", block, block_count);
-      }
-    }
+    PEGA_TRY(check(job));
     job.accepted = state_.clock.now();
-    if constexpr (std::is_same_v<Job, LoadJob>) job.pace = LoadPace(job.computing, job.accepted);
+    if constexpr (std::is_same_v<Job, LoadJob>) {
+      const bool is_paced =
+          job.parts.size() == 1 && state_.kinds[job.parts.front().kind].rule == BlockRule::kPrefix;
+      if (is_paced) job.pace = LoadPace(job.computing, job.accepted);
+    }
 
     // The lock keeps jobs from being queued behind the command to close.
     const std::lock_guard lock(accept_mutex_);
@@ -106,18 +101,8 @@ class Mover::Impl {
   }
 
   std::vector<Followed> follow(Device::Queue queue, Duration within) {
-    std::vector<Followed> followed;
-    if (forked()) return followed;
-    const std::lock_guard lock(state_.copying_mutex);
-    for (CopyingLoad& load : state_.copying) {
-      if (load.followed) continue;
-      // A broken device reports it in the completion.
-      load.followed = state_.device.complete_early(load.ticket, queue, within).value_or(false);
-      if (!load.followed) continue;
-      load.report.took = state_.clock.now() - load.accepted;
-      followed.push_back(load.report);
-    }
-    return followed;
+    if (forked()) return {};
+    return state_.copying.follow(state_.device, queue, within, state_.clock.now());
   }
 
   std::vector<Finished> take_finished() {
@@ -144,6 +129,23 @@ class Mover::Impl {
   }
 
  private:
+  [[nodiscard]] Result<void> check(const SaveJob& job) const {
+    PEGA_TRY(check_count(job.keys.size()));
+    return state_.kinds.check(job.kind, job.keys.size(), job.blocks);
+  }
+  [[nodiscard]] Result<void> check(const LoadJob& job) const {
+    for (const LoadPart& part : job.parts) {
+      PEGA_TRY(check_count(part.count));
+      PEGA_TRY(state_.kinds.check(part.kind, part.count, part.blocks));
+    }
+    return {};
+  }
+  static Result<void> check_count(std::size_t blocks) {
+    if (blocks != 0 && blocks <= kMaxKeysPerCall) return {};
+    return fail(Errc::kInvalidArgument, "{} blocks in a job; 1 to {} are possible", blocks,
+                kMaxKeysPerCall);
+  }
+
   void thread_main() {
     std::optional<Error> broken = run_loop([this](kj::AsyncIoContext& io) {
       MoverLoop loop(io, state_, Link::Identity{.side = "worker", .pidfd = pidfd_.get()});
@@ -162,22 +164,28 @@ class Mover::Impl {
     state_.device.detach();
     state_.mapping = PoolMapping();
     state_.events.drain([](MoverEvent&&) {});
-    for (auto& [ticket, job] : state_.saves) state_.report(job, 0, 0, off);
-    for (auto& [ticket, job] : state_.loads) state_.report(std::move(job), 0, 0, off);
+    for (auto& [ticket, job] : state_.saves) state_.report(job, 0, off);
+    for (auto& [ticket, job] : state_.loads) report_failed(job, off);
     state_.saves.clear();
     state_.loads.clear();
     for (bool closing = false; !closing;) {
       state_.commands.drain([&](MoverCommand&& command) {
         closing = closing || std::holds_alternative<CloseMover>(command);
         if (const auto* const save = std::get_if<SaveJob>(&command)) {
-          state_.report(*save, 0, 0, off);
+          state_.report(*save, 0, off);
         } else if (auto* const load = std::get_if<LoadJob>(&command)) {
-          state_.report(std::move(*load), 0, 0, off);
+          report_failed(*load, off);
         }
       });
       pollfd wanted{state_.commands.fd(), POLLIN, 0};
       if (!closing) ::poll(&wanted, 1, -1);
     }
+  }
+
+  void report_failed(LoadJob& load, const Error& why) {
+    load.error = why;
+    load.in_doubt = true;
+    state_.report(load);
   }
 
   MoverState state_;
@@ -190,8 +198,9 @@ class Mover::Impl {
   std::thread thread_;
 };
 
-Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout layout,
-                                            Device& device) {
+namespace {
+
+Result<void> validate(const MoverOptions& options) {
   PEGA_TRY(validate(options.link));
   if (options.rank >= options.ranks) {
     return fail(Errc::kInvalidArgument, "rank {} of {}", options.rank, options.ranks);
@@ -213,9 +222,28 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout l
   if (options.sample_one_in == 0) {
     return fail(Errc::kInvalidArgument, "sample_one_in is 0; it must be 1 or more");
   }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout layout,
+                                            Device& device) {
+  return start(options, KindTable::plain(std::move(layout)), device);
+}
+
+Result<std::unique_ptr<Mover>> Mover::start(const Options& options, const MoverKinds& kinds,
+                                            Device& device) {
+  PEGA_TRY_LET(KindTable table, KindTable::create(kinds));
+  return start(options, std::move(table), device);
+}
+
+Result<std::unique_ptr<Mover>> Mover::start(const Options& options, KindTable kinds,
+                                            Device& device) {
+  PEGA_TRY(validate(options));
   Options own = options;
   if (own.numa_node < 0) own.numa_node = numa_node_of_process();
-  auto impl = std::make_unique<Impl>(own, std::move(layout), device);
+  auto impl = std::make_unique<Impl>(own, std::move(kinds), device);
   PEGA_TRY(impl->start());
   return std::unique_ptr<Mover>(new Mover(std::move(impl)));
 }
@@ -227,12 +255,11 @@ Mover::~Mover() {
   if (impl_->forked()) static_cast<void>(impl_.release());
 }
 
-Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
-                         std::span<const std::uint32_t> blocks, Device::Event after) {
-  if (keys.size() != blocks.size()) {
-    return fail(Errc::kInvalidArgument, "{} keys for {} blocks", keys.size(), blocks.size());
-  }
+Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
+                         std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
+                         Device::Event after) {
   SaveJob accepted;
+  accepted.kind = kind;
   accepted.id = job;
   accepted.job = {scheduler, job};
   accepted.keys.assign(keys.begin(), keys.end());
@@ -252,8 +279,39 @@ Result<void> Mover::load(std::uint64_t load, const Id128& token, std::size_t fir
   accepted.computing = computing;
   accepted.id = load;
   accepted.token = token;
-  accepted.first = first;
-  accepted.blocks.assign(blocks.begin(), blocks.end());
+  accepted.parts.push_back(
+      {.first = first, .count = blocks.size(), .blocks = {blocks.begin(), blocks.end()}});
+  return impl_->accept(std::move(accepted));
+}
+
+Result<void> Mover::load(std::uint64_t load, const Id128& token, std::span<const LoadRange> ranges,
+                         std::span<const KindRange> claimed,
+                         const std::optional<LoadPace::Computing>& computing) {
+  LoadJob accepted;
+  accepted.computing = computing;
+  accepted.id = load;
+  accepted.token = token;
+  if (ranges.empty()) return fail(Errc::kInvalidArgument, "a load without a range of blocks");
+  for (const LoadRange& one : ranges) {
+    const KindRange& range = one.range;
+    const auto is_its_kind = [&](const auto& other) { return other.kind == range.kind; };
+    const auto claim = std::find_if(claimed.begin(), claimed.end(), is_its_kind);
+    if (claim == claimed.end() || range.first < claim->first || range.first > claim->end() ||
+        range.count > claim->end() - range.first) {
+      return fail(Errc::kInvalidArgument, "{} blocks of kind {} from {} on are not claimed ({})",
+                  range.count, range.kind, range.first,
+                  claim == claimed.end()
+                      ? "none is"
+                      : fmt::format("{} from {} on are", claim->count, claim->first));
+    }
+    if (std::any_of(accepted.parts.begin(), accepted.parts.end(), is_its_kind)) {
+      return fail(Errc::kInvalidArgument, "a load has two ranges of kind {}", range.kind);
+    }
+    accepted.parts.push_back({.kind = range.kind,
+                              .first = range.first - claim->first,
+                              .count = range.count,
+                              .blocks = {one.blocks.begin(), one.blocks.end()}});
+  }
   return impl_->accept(std::move(accepted));
 }
 
@@ -268,6 +326,12 @@ LinkStatus Mover::status() const { return impl_->state().board.get(); }
 bool Mover::wait_for(LinkState state, Duration patience) const {
   return impl_->state().board.wait_for(state, patience);
 }
-const PageLayout& Mover::layout() const noexcept { return impl_->state().layout; }
+
+std::vector<std::uint64_t> Mover::page_bytes() const {
+  const KindTable& kinds = impl_->state().kinds;
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) bytes.push_back(kinds[kind].page_bytes);
+  return bytes;
+}
 
 }  // namespace pegaflow

@@ -15,12 +15,15 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/page_layout.h"
+#include "client/kinds.h"
 #include "client/link_options.h"
 #include "client/load_pace.h"
 #include "client/mover_types.h"
 #include "transport/device.h"
 
 namespace pegaflow {
+
+class KindTable;
 
 /// Registers one rank's KV cache with the node's server and runs its save and load jobs.
 /// Each accepted job is reported exactly once by take_finished(), successful or not, and only after
@@ -43,24 +46,51 @@ class Mover {
   /// Errors: kInvalidArgument for an invalid option, kInternal when no thread can start.
   static Result<std::unique_ptr<Mover>> start(const Options& options, PageLayout layout,
                                               Device& device);
+  /// The same for a model with several kinds of blocks. A server without that feature is refused:
+  /// the link's status names its version, and the cache stays off.
+  /// Further errors: kInvalidArgument for no kind or more than kMaxKinds, for kinds without any
+  /// member, or for pages of more than 1 GiB. The server refuses invalid rules.
+  static Result<std::unique_ptr<Mover>> start(const Options& options, const MoverKinds& kinds,
+                                              Device& device);
 
   /// Calls close().
   ~Mover();
 
-  /// Saves `blocks[i]` under `keys[i]` after the engine's work before `after` is done. Skips blocks
-  /// that the cache has or has no room for. Job numbers rise within a scheduler.
-  /// Errors: kPeerLost when there is no server, kBusy at max_jobs, kInvalidArgument for lists of
-  /// different or no length or a block out of range; the job is then not accepted.
+  /// Saves blocks of one kind under `keys` after the engine's work before `after` is done. `blocks`
+  /// has those of all members for the first key, then those for the next one. Skips blocks that the
+  /// cache has or has no room for. Job numbers rise within a scheduler, over all kinds. If this
+  /// rank has no layer of the kind, the job is reported at once, with all keys skipped. Errors:
+  /// kPeerLost when there is no server, kBusy at max_jobs, kInvalidArgument for an unknown kind, no
+  /// key, a number of blocks other than keys x members or a block out of range; the job is then not
+  /// accepted.
+  Result<void> save(Id128 scheduler, std::uint64_t job, std::size_t kind,
+                    std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
+                    Device::Event after);
+  /// The same for kind 0.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
-                    std::span<const std::uint32_t> blocks, Device::Event after);
+                    std::span<const std::uint32_t> blocks, Device::Event after) {
+    return save(scheduler, job, 0, keys, blocks, after);
+  }
 
-  /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`. Blocks in flight
-  /// from another node are copied piece by piece as they arrive. With `computing` the load is cut
-  /// when it falls behind computing, or when the other node stops responding: the remaining blocks
-  /// then fail with kTimeout. `load` is the caller's name for it, unique among loads in flight.
+  /// Loads the claimed blocks `first`, `first` + 1, ... of `token` into `blocks`, for one kind of
+  /// full attention. Blocks in flight from another node are copied piece by piece as they arrive.
+  /// With `computing` the load is cut when it falls behind computing, or when the other node stops
+  /// responding: the remaining blocks then fail with kTimeout. `load` is the caller's name for it,
+  /// unique among loads in flight.
   /// Errors: as save().
   Result<void> load(std::uint64_t load, const Id128& token, std::size_t first,
                     std::span<const std::uint32_t> blocks,
+                    const std::optional<LoadPace::Computing>& computing = std::nullopt);
+
+  /// Loads blocks of several kinds: each range is a part of the range of its kind in `claimed`, the
+  /// answer to the claim. Each kind has at most one range. The load is reported once, when no copy
+  /// of any kind is in flight; after the first block that fails the other kinds are given up, and
+  /// the report has the failed blocks of all. `computing` has no effect unless there is one range,
+  /// of a prefix. What this rank has no layer of counts as loaded.
+  /// Errors: as save(); kInvalidArgument too for blocks that are not claimed, and for a second
+  /// range of one kind.
+  Result<void> load(std::uint64_t load, const Id128& token, std::span<const LoadRange> ranges,
+                    std::span<const KindRange> claimed,
                     const std::optional<LoadPace::Computing>& computing = std::nullopt);
 
   /// Cancels a load: no further page is copied. The load is still reported.
@@ -90,10 +120,13 @@ class Mover {
   /// Waits at most `patience` for this state of the link; false after that. For tools and tests: an
   /// engine never waits for the cache.
   bool wait_for(LinkState state, Duration patience) const;
-  [[nodiscard]] const PageLayout& layout() const noexcept;
+  /// The bytes of this rank's page of each kind; 0: it has no layer of it.
+  [[nodiscard]] std::vector<std::uint64_t> page_bytes() const;
 
  private:
   class Impl;
+  static Result<std::unique_ptr<Mover>> start(const Options& options, KindTable kinds,
+                                              Device& device);
   explicit Mover(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

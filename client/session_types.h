@@ -10,6 +10,7 @@
 #include "base/block_key.h"
 #include "base/clock.h"
 #include "base/id128.h"
+#include "client/kinds.h"
 
 namespace pegaflow {
 
@@ -17,7 +18,9 @@ enum class SessionTicket : std::uint64_t {};
 
 /// The answer to a lookup or a claim.
 struct SessionAnswer {
-  std::size_t blocks = 0;  ///< Leading keys that are sealed, here or at another node, or claimed.
+  /// Leading keys that are sealed, here or at another node, or claimed. With several kinds: leading
+  /// units that can be restored; 0: none beyond those that the engine has itself.
+  std::size_t blocks = 0;
   bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
   Id128 token;             ///< The claim's; none for a lookup or an empty claim.
   std::size_t coming = 0;  ///< Those of the blocks, at the end, that another node has.
@@ -25,6 +28,15 @@ struct SessionAnswer {
   /// answer; 0: unknown.
   Duration first{};
   Duration last{};
+  /// For a claim with several kinds: the claimed blocks, all of those that the units need.
+  std::vector<KindRange> ranges{};
+};
+
+/// The lengths at which a prompt can be restored, for a namespace with several kinds.
+struct SessionBoundaries {
+  bool complete = false;  ///< As in SessionAnswer; else there are none.
+  /// Ascending; each stands for so many times the alignment.
+  std::vector<std::uint32_t> multiples{};
 };
 
 /// The time in which the engine computes blocks that it does not load.
@@ -41,6 +53,7 @@ struct SessionJournal {
   bool more = false;           ///< More entries are available: ask again.
   std::vector<BlockKey> keys;  ///< In the order of the events.
   std::vector<bool> there;     ///< For each key: its block became findable; false: it no longer is.
+  std::vector<std::uint8_t> kinds;  ///< For each key: the kind of its block.
 };
 
 /// The outcome of a reset by this session's server.

@@ -1,5 +1,8 @@
 #include "transport/checksum.h"
 
+#include <algorithm>
+#include <bit>
+
 // The library's own choice between SSE2, AVX2 and AVX-512, where it was built with it: with SSE2
 // alone the hash has some half of the speed.
 #ifdef PEGA_XXHASH_DISPATCH
@@ -50,6 +53,12 @@ std::uint64_t PageChecksum::value() const noexcept {
 
 std::uint64_t PageChecksum::of(std::span<const std::byte> page) noexcept {
   return mark(XXH3_64bits(page.data(), page.size()));
+}
+
+std::uint64_t checksum_of_parts(std::span<const std::uint64_t> parts) noexcept {
+  static_assert(std::endian::native == std::endian::little);
+  if (std::find(parts.begin(), parts.end(), kNoChecksum) != parts.end()) return kNoChecksum;
+  return parts.size() == 1 ? parts.front() : PageChecksum::of(std::as_bytes(parts));
 }
 
 }  // namespace pegaflow

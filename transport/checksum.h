@@ -42,4 +42,9 @@ class PageChecksum {
   std::unique_ptr<State, Free> state_;
 };
 
+/// The checksum of a page that several copies make up, from those of its parts in the page's order:
+/// that of an only part, else the XXH3-64 of them as little-endian numbers. kNoChecksum if a part
+/// has none.
+std::uint64_t checksum_of_parts(std::span<const std::uint64_t> parts) noexcept;
+
 }  // namespace pegaflow

@@ -13,55 +13,72 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "client/load_pace.h"
+#include "client/mover/page_copies.h"
 #include "transport/device.h"
 
 namespace pegaflow {
 
 /// The common part of saves and loads. Bound to the private thread once it is accepted.
 struct MoverJob {
-  enum class Phase : std::uint8_t {
-    kAsking,      ///< reserve or open is pending; nothing is copied.
-    kCopying,     ///< The device has the batch.
-    kPublishing,  ///< Saves only: the copies have ended; publish is pending.
-  };
-  Phase phase = Phase::kAsking;
   std::uint64_t id = 0;  ///< The engine's name: the number of the job, or the load.
   TimePoint accepted{};
-  std::vector<std::uint32_t> blocks;
-  std::size_t copies = 0;        ///< Pages in the device's batch.
   bool connection_lost = false;  ///< Then none of its copies count.
 };
 
 struct SaveJob : MoverJob {
+  enum class Phase : std::uint8_t {
+    kAsking,      ///< reserve is pending; nothing is copied.
+    kCopying,     ///< The device has the batches.
+    kPublishing,  ///< The copies have ended; publish is pending.
+  };
+  Phase phase = Phase::kAsking;
   JobId job;
+  std::size_t kind = 0;
   std::vector<BlockKey> keys;
+  std::vector<std::uint32_t> blocks;  ///< Those of all members for each key.
   Device::Event after = Device::Event::kNow;
-  std::size_t skipped = 0;  ///< Blocks without a slot.
+  std::size_t skipped = 0;  ///< Keys without a slot.
+  PageCopies copies;
 };
 
-/// A load has several pieces if its blocks arrive from another node one after the other.
-struct LoadJob : MoverJob {
-  Id128 token;
-  std::uint64_t first = 0;
+/// The blocks of one kind in a load, under pins of their own. It has several pieces if its blocks
+/// arrive from another node one after the other.
+struct LoadPart {
+  enum class Phase : std::uint8_t {
+    kAsking,   ///< open is pending; nothing is copied.
+    kCopying,  ///< The device has the batches of a piece.
+    kEnded,    ///< Nothing is in flight any more.
+  };
+  std::size_t kind = 0;
+  std::uint64_t first = 0;  ///< In the claim's range of the kind.
+  std::size_t count = 0;
+  std::vector<std::uint32_t> blocks{};  ///< Those of all members for each block.
+  Phase phase = Phase::kAsking;
   std::uint64_t pin = 0;                    ///< The pin of the current piece.
   std::size_t done = 0;                     ///< Blocks of earlier pieces: loaded.
-  std::size_t copied = 0;                   ///< Their pages.
   std::optional<TimePoint> coming_until{};  ///< Set once further blocks are known to be in flight.
-  /// The checksums of the piece's saved pages, one per copy. Empty: nothing is compared.
-  std::vector<std::uint64_t> checksums;
-  std::size_t verified = 0;
-  std::size_t corrupt = 0;
-  std::optional<LoadPace::Computing> computing{};
-  LoadPace pace;
-  std::optional<TimePoint> worth_until{};  ///< The end of the pending open's usefulness.
-  TimePoint submitted{};                   ///< When the device received the piece.
-  Duration copying{};                      ///< Time of all pieces on the device.
-  std::optional<LoadPace::Cut> cut{};
-  std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
+  std::optional<TimePoint> worth_until{};   ///< The end of the pending open's usefulness.
+  /// The checksums of the piece's saved pages, one per page. Empty: nothing is compared.
+  std::vector<std::uint64_t> checksums{};
+  PageCopies copies{};    ///< Those of the piece.
+  TimePoint submitted{};  ///< When the device received the piece.
 };
 
-/// Stops on a completion that does not fit the job.
-void check_completion(const MoverJob& job, const Device::Completion& completion);
+/// A load ends when all of its parts have ended; the first that fails makes the others end early.
+struct LoadJob : MoverJob {
+  Id128 token;
+  std::vector<LoadPart> parts;
+  std::optional<LoadPace::Computing> computing{};
+  LoadPace pace;
+  std::uint64_t bytes = 0;  ///< Copied by pieces that have ended.
+  std::size_t verified = 0;
+  std::size_t corrupt = 0;
+  Duration copying{};  ///< Time of all pieces on the device.
+  std::optional<LoadPace::Cut> cut{};
+  std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
+  std::optional<Error> error;    ///< That of the first part that failed.
+  bool in_doubt = false;         ///< No block of it counts as loaded.
+};
 
 /// The error of a job whose response has too few or too many slots, or one beyond the pool.
 Error bad_slots(std::size_t slots, std::size_t blocks);

@@ -1,6 +1,7 @@
 #include "client/mover/loads.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/assert.h"
@@ -41,27 +42,40 @@ std::optional<LoadPace::Cut> read_late(wire::Late late) {
 
 void Loads::begin(LoadJob&& accepted, std::optional<Error> refusal) {
   const std::uint64_t ticket = ++state_.last_ticket;
-  accepted.pin = ticket;
-  state_.loads.emplace(ticket, std::move(accepted));
-  if (refusal) return finish(ticket, 0, 0, std::move(refusal));
-  open(ticket);
+  LoadJob& job = state_.loads.emplace(ticket, std::move(accepted)).first->second;
+  job.error = std::move(refusal);
+  bool asks = false;
+  for (std::size_t i = 0; i < job.parts.size() && !job.error; ++i) {
+    LoadPart& part = job.parts[i];
+    part.pin = i == 0 ? ticket : ++state_.last_ticket;
+    if (state_.kinds[part.kind].members.empty()) {  // This rank has no bytes of it.
+      part.phase = LoadPart::Phase::kEnded;
+      part.done = part.count;
+      continue;
+    }
+    asks = true;
+    open({ticket, i});
+  }
+  if (!asks) finish(ticket);
 }
 
-void Loads::open(std::uint64_t ticket) {
-  LoadJob& job = state_.loads.at(ticket);
-  const std::size_t left = job.blocks.size() - job.done;
+void Loads::open(const PartId& id) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
+  const std::size_t left = part.count - part.done;
   auto request = link_.session().openRequest();
   write_id(job.token, request.initToken());
-  request.setFirst(static_cast<std::uint32_t>(job.first + job.done));
+  request.setFirst(static_cast<std::uint32_t>(part.first + part.done));
   request.setCount(static_cast<std::uint32_t>(left));
-  request.setPin(job.pin);
+  request.setPin(part.pin);
+  request.setKind(static_cast<std::uint8_t>(part.kind));
   Duration patience = Duration::zero();
-  job.worth_until.reset();
-  if (job.coming_until) {
+  part.worth_until.reset();
+  if (part.coming_until) {
     const TimePoint now = state_.clock.now();
-    patience = std::max(Duration::zero(), *job.coming_until - now);
+    patience = std::max(Duration::zero(), *part.coming_until - now);
     if (const auto worth = job.pace.worth(left, now)) {
-      job.worth_until = now + *worth;
+      part.worth_until = now + *worth;
       patience = std::min(patience, *worth + LoadPace::kSlack);
       request.setWorthMicros(to_micros(*worth));
       request.setComputeMicros(to_micros(job.pace.once_begun(left)));
@@ -71,213 +85,216 @@ void Loads::open(std::uint64_t ticket) {
     request.setPatienceMs(
         static_cast<std::uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(patience).count()));
   }
-  tasks_.add(
-      link_
-          .call(kj::mv(request), patience + state_.options.link.open_deadline, "open",
-                [](auto& answer) -> Result<Opened> {
-                  PEGA_TRY_LET(auto slots, read_slots(answer));
-                  PEGA_TRY_LET(auto checksums, read_numbers<std::uint64_t>(answer.getChecksums()));
-                  return Opened{.slots = std::move(slots),
-                                .checksums = std::move(checksums),
-                                .coming = answer.getComing(),
-                                .late = read_late(answer.getLate())};
-                })
-          .then([this, ticket](Result<Opened>&& opened) { on_opened(ticket, std::move(opened)); }));
+  tasks_.add(link_
+                 .call(kj::mv(request), patience + state_.options.link.open_deadline, "open",
+                       [](auto& answer) -> Result<Opened> {
+                         PEGA_TRY_LET(auto slots, read_slots(answer));
+                         PEGA_TRY_LET(auto checksums,
+                                      read_numbers<std::uint64_t>(answer.getChecksums()));
+                         return Opened{.slots = std::move(slots),
+                                       .checksums = std::move(checksums),
+                                       .coming = answer.getComing(),
+                                       .late = read_late(answer.getLate())};
+                       })
+                 .then([this, id](Result<Opened>&& opened) { on_opened(id, std::move(opened)); }));
 }
 
-void Loads::on_opened(std::uint64_t ticket, Result<Opened>&& opened) {
-  const auto found = state_.loads.find(ticket);
+void Loads::on_opened(const PartId& id, Result<Opened>&& opened) {
+  const auto found = state_.loads.find(id.ticket);
   if (found == state_.loads.end()) return;  // It ended with its connection.
   LoadJob& job = found->second;
-  PEGA_ASSERT(job.phase == MoverJob::Phase::kAsking, "load {} received slots twice", ticket);
+  LoadPart& part = job.parts[id.index];
+  if (part.phase == LoadPart::Phase::kEnded) return;  // The same, but other parts have not ended.
+  PEGA_ASSERT(part.phase == LoadPart::Phase::kAsking, "load {} received slots twice", id.ticket);
   if (!opened) {
     // After its deadline the server may still execute the call: the next call drops the result.
-    if (opened.error().code == Errc::kTimeout) cleanup_.release(job.pin);
-    if (job.gave_up) opened.error() = std::move(*job.gave_up);
-    return finish(ticket, job.done, job.copied, std::move(opened.error()));
+    if (opened.error().code == Errc::kTimeout) cleanup_.release(part.pin);
+    return end_part(id, job.gave_up ? job.gave_up : std::move(opened.error()));
   }
   if (job.gave_up) {
-    cleanup_.release(job.pin);
-    return finish(ticket, job.done, job.copied, std::move(job.gave_up));
+    cleanup_.release(part.pin);
+    return end_part(id, job.gave_up);
   }
-  if (state_.options.verify != PageVerification::kOff) job.checksums = std::move(opened->checksums);
-  std::optional<std::vector<Device::Copy>> copies = place(job, *opened);
-  if (!copies) {
-    Error error = bad_slots(opened->slots.size(), job.blocks.size());
+  if (state_.options.verify != PageVerification::kOff) {
+    part.checksums = std::move(opened->checksums);
+  }
+  const std::optional<std::vector<PageCopies::Page>> pages = place(part, *opened);
+  if (!pages) {
+    Error error = bad_slots(opened->slots.size(), part.count);
     link_.drop(error);
-    return finish(ticket, 0, 0, std::move(error));
+    job.in_doubt = true;
+    return end_part(id, std::move(error));
   }
-  if (opened->coming != 0 && !job.coming_until) {
-    job.coming_until = state_.clock.now() + state_.options.coming_patience;
+  if (opened->coming != 0 && !part.coming_until) {
+    part.coming_until = state_.clock.now() + state_.options.coming_patience;
   }
-  if (copies->empty()) return wait_for_coming(ticket, job, *opened);
-  submit(ticket, job, std::move(*copies));
+  if (pages->empty()) return wait_for_coming(id, *opened);
+  submit(id, *pages);
 }
 
-std::optional<std::vector<Device::Copy>> Loads::place(const LoadJob& job,
-                                                      const Opened& opened) const {
+std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
+                                                          const Opened& opened) const {
   const std::vector<std::uint32_t>& slots = opened.slots;
-  const std::size_t left = job.blocks.size() - job.done;
+  const std::size_t left = part.count - part.done;
   if (slots.size() > left) return std::nullopt;
   const std::size_t missing = left - slots.size();
   if (missing != 0 && (opened.coming == 0 || opened.coming > missing)) return std::nullopt;
-  if (!job.checksums.empty() && job.checksums.size() != slots.size()) return std::nullopt;
-  const std::uint64_t last_begin = state_.last_page_begin();
-  std::vector<Device::Copy> copies;
-  copies.reserve(slots.size());
+  if (!part.checksums.empty() && part.checksums.size() != slots.size()) return std::nullopt;
+  const std::uint64_t last_begin = state_.last_page_begin(part.kind);
+  std::vector<PageCopies::Page> pages;
+  pages.reserve(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::uint64_t offset = slots[i] * kSlotAlignment;
     if (offset > last_begin) return std::nullopt;
-    const bool checksum = !job.checksums.empty() && job.checksums[i] != kNoChecksum;
-    copies.push_back({job.blocks[job.done + i], offset, checksum});
+    const bool checksum = !part.checksums.empty() && part.checksums[i] != kNoChecksum;
+    pages.push_back({.place = part.done + i, .pool_offset = offset, .checksum = checksum});
   }
-  return copies;
+  return pages;
 }
 
-void Loads::wait_for_coming(std::uint64_t ticket, LoadJob& job, const Opened& opened) {
+void Loads::wait_for_coming(const PartId& id, const Opened& opened) {
   // The server delayed its response until a block arrived, or as long as waiting was useful.
-  if (opened.late) return cut(ticket, job, *opened.late);
+  if (opened.late) return cut(id, *opened.late);
+  const LoadPart& part = part_of(id);
   const TimePoint now = state_.clock.now();
   // An older server does not judge.
-  if (job.worth_until && now >= *job.worth_until) return cut(ticket, job, LoadPace::Cut::kSlow);
-  if (now < *job.coming_until) return open(ticket);
-  finish(ticket, job.done, job.copied,
-         Error{Errc::kTimeout,
-               fmt::format("{} blocks did not arrive from another node within {}", opened.coming,
-                           format_duration(state_.options.coming_patience))});
+  if (part.worth_until && now >= *part.worth_until) return cut(id, LoadPace::Cut::kSlow);
+  if (now < *part.coming_until) return open(id);
+  end_part(id, Error{Errc::kTimeout,
+                     fmt::format("{} blocks did not arrive from another node within {}",
+                                 opened.coming, format_duration(state_.options.coming_patience))});
 }
 
-void Loads::cut(std::uint64_t ticket, LoadJob& job, LoadPace::Cut why) {
+void Loads::cut(const PartId& id, LoadPace::Cut why) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  const LoadPart& part = job.parts[id.index];
   job.cut = why;
-  finish(ticket, job.done, job.copied,
-         Error{Errc::kTimeout, fmt::format("{} of {} blocks are computed sooner than they arrive",
-                                           job.blocks.size() - job.done, job.blocks.size())});
+  end_part(id,
+           Error{Errc::kTimeout, fmt::format("{} of {} blocks are computed sooner than they arrive",
+                                             part.count - part.done, part.count)});
 }
 
-void Loads::submit(std::uint64_t ticket, LoadJob& job, std::vector<Device::Copy>&& copies) {
-  job.copies = copies.size();
-  job.phase = MoverJob::Phase::kCopying;
-  job.submitted = state_.clock.now();
-  // Before the device has it, because the engine may call follow() at once.
-  note_copying(ticket, job, copies);
-  Result<void> accepted = state_.device.submit(
-      {ticket, Device::Direction::kLoad, Device::Event::kNow, std::move(copies)});
-  if (!accepted) {
-    no_longer_copying(ticket);
-    cleanup_.release(job.pin);
-    return finish(ticket, job.done, job.copied, std::move(accepted.error()));
+void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
+  part.phase = LoadPart::Phase::kCopying;
+  part.submitted = state_.clock.now();
+  part.copies =
+      PageCopies(state_.kinds[part.kind], part.blocks, pages, part.pin, state_.last_ticket);
+  note_copying(id.ticket, job);
+  part.copies.submit(state_.device, Device::Event::kNow,
+                     {.direction = Device::Direction::kLoad, .job = id.ticket, .part = id.index},
+                     state_.batches);
+  if (part.copies.error()) state_.copying.remove(id.ticket);
+  if (part.copies.in_flight() != 0) return start_deadline(id);
+  cleanup_.release(part.pin);
+  end_part(id, part.copies.error());
+}
+
+void Loads::note_copying(std::uint64_t ticket, const LoadJob& job) {
+  std::vector<std::uint64_t> batches;
+  std::size_t blocks = 0;
+  std::uint64_t bytes = job.bytes;
+  for (const LoadPart& part : job.parts) {
+    blocks += part.count;
+    if (part.phase == LoadPart::Phase::kEnded) continue;
+    // No load is whole before its last pieces, and pages are compared only after their copies.
+    const bool is_last =
+        part.phase == LoadPart::Phase::kCopying && part.done + part.copies.pages() == part.count;
+    if (!is_last || part.copies.wants_checksums()) return;
+    std::ranges::copy(part.copies.tickets(), std::back_inserter(batches));
+    bytes += part.copies.pages() * state_.kinds[part.kind].page_bytes;
   }
-  start_deadline(ticket, job);
+  state_.copying.add(ticket, std::move(batches), {.load = job.id, .blocks = blocks, .bytes = bytes},
+                     job.accepted);
 }
 
-void Loads::note_copying(std::uint64_t ticket, const LoadJob& job,
-                         std::span<const Device::Copy> copies) {
-  // No load is whole before its last piece, and pages are compared only after their copies.
-  const bool compared = std::any_of(copies.begin(), copies.end(),
-                                    [](const Device::Copy& copy) { return copy.checksum; });
-  if (job.done + job.copies != job.blocks.size() || compared) return;
-  const std::lock_guard lock(state_.copying_mutex);
-  state_.copying.push_back({ticket,
-                            {.load = job.id,
-                             .blocks = job.blocks.size(),
-                             .bytes = (job.copied + job.copies) * state_.layout.page_bytes()},
-                            job.accepted});
-}
-
-bool Loads::no_longer_copying(std::uint64_t ticket) {
-  const std::lock_guard lock(state_.copying_mutex);
-  const auto load = std::find_if(state_.copying.begin(), state_.copying.end(),
-                                 [&](const CopyingLoad& one) { return one.ticket == ticket; });
-  if (load == state_.copying.end()) return false;
-  const bool followed = load->followed;
-  state_.copying.erase(load);
-  return followed;
-}
-
-void Loads::start_deadline(std::uint64_t ticket, const LoadJob& job) {
-  bytes_queued_ += job.copies * state_.layout.page_bytes();
+void Loads::start_deadline(const PartId& id) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  const LoadPart& part = job.parts[id.index];
+  bytes_queued_ += part.copies.pages() * state_.kinds[part.kind].page_bytes;
   const double copy_seconds =
       static_cast<double>(bytes_queued_) / state_.options.load_bytes_per_second;
   Duration deadline =
       state_.options.load_patience +
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(copy_seconds));
   bool is_cut = false;
-  if (const auto computing = job.pace.computing(job.blocks.size())) {
+  if (const auto computing = job.pace.computing(part.count)) {
     const Duration longest =
         std::max<Duration>(kCutAfter, *computing + kCutAfter - (state_.clock.now() - job.accepted));
     is_cut = longest < deadline;
     deadline = std::min(deadline, longest);
   }
   deadlines_.emplace(
-      ticket,
+      part.pin,
       link_.timer()
           .afterDelay(deadline.count() * kj::NANOSECONDS)
-          .then([this, ticket, deadline, is_cut] {
+          .then([this, ticket = id.ticket, deadline, is_cut] {
             LoadJob& late = state_.loads.at(ticket);
             if (is_cut) late.cut = LoadPace::Cut::kSlow;
-            late.gave_up = Error{Errc::kTimeout,
-                                 fmt::format("not loaded within {}", format_duration(deadline))};
-            state_.device.cancel(ticket);
+            give_up(late, {Errc::kTimeout,
+                           fmt::format("not loaded within {}", format_duration(deadline))});
           })
           .eagerlyEvaluate([this](kj::Exception&& exception) { tasks_.add(kj::mv(exception)); }));
 }
 
-void Loads::count_copied(std::uint64_t ticket, LoadJob& job) {
-  deadlines_.erase(ticket);
-  bytes_queued_ -= job.copies * state_.layout.page_bytes();
+void Loads::count_copied(LoadJob& job, LoadPart& part) {
+  deadlines_.erase(part.pin);
+  bytes_queued_ -= part.copies.pages() * state_.kinds[part.kind].page_bytes;
+  job.bytes += part.copies.bytes_copied();
   const TimePoint now = state_.clock.now();
   // Loads overlap on the device: each counts from the end of the one before it.
-  job.copying += now - std::max(job.submitted, last_end_);
+  job.copying += now - std::max(part.submitted, last_end_);
   last_end_ = now;
 }
 
-void Loads::on_copied(const Device::Completion& completion) {
-  const std::uint64_t ticket = completion.ticket;
-  const auto found = state_.loads.find(ticket);
-  PEGA_ASSERT(found != state_.loads.end(), "the device completed batch {}, which is unknown",
-              ticket);
-  LoadJob& job = found->second;
-  check_completion(job, completion);
-  count_copied(ticket, job);
-  const bool followed = no_longer_copying(ticket);
+void Loads::on_copied(const BatchOwner& owner, Device::Completion&& completion) {
+  const PartId id{owner.job, owner.part};
+  LoadPart& part = part_of(id);
+  const bool followed =
+      state_.copying.leave(id.ticket, completion.ticket, !completion.error.has_value());
+  part.copies.take(owner.member, std::move(completion), state_.device);
+  if (part.copies.in_flight() == 0) on_all_copied(id, followed);
+}
+
+void Loads::on_all_copied(const PartId& id, bool followed) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
+  count_copied(job, part);
   // Queries the kernel after the last copy: the loop may not have read the end of the stream yet.
   if (!followed && (job.connection_lost || !link_.is_up())) {
-    return finish(
-        ticket, 0, job.copied + completion.copied,
-        Error{Errc::kPeerLost, "the connection to the server was lost before the last copy ended"});
+    job.in_doubt = true;
+    return end_part(id, Error{Errc::kPeerLost,
+                              "the connection to the server was lost before the last copy ended"});
   }
-  const std::vector<std::uint32_t> corrupt = find_corrupt(job, completion);
-  if (!corrupt.empty()) report_corrupt(job.pin, corrupt);
-  cleanup_.release(job.pin);
-  std::optional<Error> error = completion.error;
-  if (error && job.gave_up) error = std::move(job.gave_up);
-  std::size_t good = completion.copied;
+  const std::vector<std::uint32_t> corrupt = find_corrupt(job, part);
+  if (!corrupt.empty()) report_corrupt(part.pin, corrupt);
+  cleanup_.release(part.pin);
+  std::optional<Error> error = part.copies.error();
+  if (error && job.gave_up) error = job.gave_up;
+  std::size_t good = part.copies.good_pages();
   if (!corrupt.empty()) {
     good = corrupt.front();
     error = Error{Errc::kCorrupt, fmt::format("page {} of {} differs from the saved page",
-                                              job.done + corrupt.front(), job.blocks.size())};
+                                              part.done + corrupt.front(), part.count)};
   }
-  job.done += good;
-  job.copied += completion.copied;
-  if (error || job.done == job.blocks.size()) {
-    return finish(ticket, job.done, job.copied, std::move(error));
-  }
+  part.done += good;
+  if (error || part.done == part.count) return end_part(id, std::move(error));
   // The next piece has a pin of its own.
-  job.phase = MoverJob::Phase::kAsking;
-  job.pin = ++state_.last_ticket;
-  open(ticket);
+  part.phase = LoadPart::Phase::kAsking;
+  part.pin = ++state_.last_ticket;
+  open(id);
 }
 
-std::vector<std::uint32_t> Loads::find_corrupt(LoadJob& job, const Device::Completion& completion) {
+std::vector<std::uint32_t> Loads::find_corrupt(LoadJob& job, const LoadPart& part) {
   std::vector<std::uint32_t> corrupt;
+  const std::vector<std::uint64_t> loaded = part.copies.checksums();
   const std::size_t count =
-      std::min({completion.copied, job.checksums.size(), completion.checksums.size()});
+      std::min({part.copies.good_pages(), part.checksums.size(), loaded.size()});
   for (std::size_t i = 0; i < count; ++i) {
-    if (job.checksums[i] == kNoChecksum || completion.checksums[i] == kNoChecksum) continue;
+    if (part.checksums[i] == kNoChecksum || loaded[i] == kNoChecksum) continue;
     ++job.verified;
-    if (job.checksums[i] != completion.checksums[i]) {
-      corrupt.push_back(static_cast<std::uint32_t>(i));
-    }
+    if (part.checksums[i] != loaded[i]) corrupt.push_back(static_cast<std::uint32_t>(i));
   }
   job.corrupt += corrupt.size();
   return corrupt;
@@ -298,31 +315,51 @@ void Loads::report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> pla
 
 void Loads::cancel(std::uint64_t load) {
   for (auto& [ticket, job] : state_.loads) {
-    if (job.id != load) continue;
-    if (!job.gave_up) job.gave_up = Error{Errc::kCancelled, "the engine cancelled the load"};
-    if (job.phase == MoverJob::Phase::kCopying) state_.device.cancel(ticket);
+    if (job.id == load) give_up(job, {Errc::kCancelled, "the engine cancelled the load"});
+  }
+}
+
+void Loads::give_up(LoadJob& job, const Error& why) {
+  if (!job.gave_up) job.gave_up = why;
+  for (const LoadPart& part : job.parts) {
+    if (part.phase == LoadPart::Phase::kCopying) part.copies.cancel(state_.device);
     // The server may delay its response until a block arrives: the release makes it respond now.
-    if (job.phase == MoverJob::Phase::kAsking && job.coming_until) cleanup_.release(job.pin);
+    if (part.phase == LoadPart::Phase::kAsking && part.coming_until) cleanup_.release(part.pin);
   }
 }
 
 void Loads::end(bool lost) {
-  std::vector<std::uint64_t> unanswered;
+  std::vector<PartId> unanswered;
   for (auto& [ticket, job] : state_.loads) {
     job.connection_lost = lost;
-    if (job.phase == MoverJob::Phase::kAsking) unanswered.push_back(ticket);
+    for (std::size_t i = 0; i < job.parts.size(); ++i) {
+      if (job.parts[i].phase == LoadPart::Phase::kAsking) unanswered.push_back({ticket, i});
+    }
   }
-  for (const std::uint64_t ticket : unanswered) {
-    if (!lost) cleanup_.release(state_.loads.at(ticket).pin);
-    finish(ticket, 0, 0, unanswered_error(lost));
+  for (const PartId& id : unanswered) {
+    if (!lost) cleanup_.release(part_of(id).pin);
+    state_.loads.at(id.ticket).in_doubt = true;
+    end_part(id, unanswered_error(lost));
   }
 }
 
-void Loads::finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,
-                   std::optional<Error> error) {
-  auto node = state_.loads.extract(ticket);
+void Loads::end_part(const PartId& id, std::optional<Error> error) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  job.parts[id.index].phase = LoadPart::Phase::kEnded;
+  if (error && !job.error) {
+    job.error = std::move(error);
+    give_up(job, *job.error);
+  }
+  const bool over = std::all_of(job.parts.begin(), job.parts.end(), [](const LoadPart& part) {
+    return part.phase == LoadPart::Phase::kEnded;
+  });
+  if (over) finish(id.ticket);
+}
+
+void Loads::finish(std::uint64_t ticket) {
+  const auto node = state_.loads.extract(ticket);
   PEGA_ASSERT(!node.empty(), "load {} ended twice", ticket);
-  state_.report(std::move(node.mapped()), good_blocks, copied_pages, std::move(error));
+  state_.report(node.mapped());
   on_end_();
 }
 

@@ -16,8 +16,9 @@
 
 namespace pegaflow {
 
-/// Runs the load jobs in MoverState::loads. Each step finds its job by ticket, because the job may
-/// have ended meanwhile.
+/// Runs the load jobs in MoverState::loads. The parts of a load, one for each kind, are opened and
+/// copied at the same time; the first that fails ends the others. Each step finds its job by
+/// ticket, because the job may have ended meanwhile.
 ///
 /// Bound to the mover's KJ thread.
 class Loads {
@@ -29,9 +30,9 @@ class Loads {
 
   /// Begins the job. With `refusal` the job only fails with that error.
   void begin(LoadJob&& job, std::optional<Error> refusal);
-  /// The device completed the copies of a piece: continues with the next piece, or reports the
-  /// load.
-  void on_copied(const Device::Completion& completion);
+  /// The device completed a batch: after the last of a piece, continues with the part's next piece
+  /// or ends the part.
+  void on_copied(const BatchOwner& owner, Device::Completion&& completion);
   /// Cancels the load that the engine named `load`.
   void cancel(std::uint64_t load);
   /// Ends the jobs that wait for a response of the server; the others end with their copies.
@@ -47,35 +48,47 @@ class Loads {
     std::optional<LoadPace::Cut> late{};   ///< Why the server stopped waiting for them.
   };
 
+  /// A part of a load, by the ticket of its job. It is found as long as it has not ended.
+  struct PartId {
+    std::uint64_t ticket = 0;
+    std::size_t index = 0;
+  };
+  [[nodiscard]] LoadPart& part_of(const PartId& id) {
+    return state_.loads.at(id.ticket).parts[id.index];
+  }
+
   /// Opens the next piece: the blocks that have arrived by now, or that arrive first.
-  void open(std::uint64_t ticket);
-  void on_opened(std::uint64_t ticket, Result<Opened>&& opened);
-  /// The copies out of the opened slots; no value if the response is inconsistent or a slot is
-  /// beyond the pool.
-  [[nodiscard]] std::optional<std::vector<Device::Copy>> place(const LoadJob& job,
-                                                               const Opened& opened) const;
-  /// Opens again, or ends the load, after a response without blocks.
-  void wait_for_coming(std::uint64_t ticket, LoadJob& job, const Opened& opened);
-  /// Ends a load whose remaining blocks would be computed sooner than they arrive.
-  void cut(std::uint64_t ticket, LoadJob& job, LoadPace::Cut why);
-  void submit(std::uint64_t ticket, LoadJob& job, std::vector<Device::Copy>&& copies);
+  void open(const PartId& id);
+  void on_opened(const PartId& id, Result<Opened>&& opened);
+  /// The pages in the opened slots; no value if the response is inconsistent or a slot is beyond
+  /// the pool.
+  [[nodiscard]] std::optional<std::vector<PageCopies::Page>> place(const LoadPart& part,
+                                                                   const Opened& opened) const;
+  /// Opens again, or ends the part, after a response without blocks.
+  void wait_for_coming(const PartId& id, const Opened& opened);
+  /// Ends a part whose remaining blocks would be computed sooner than they arrive.
+  void cut(const PartId& id, LoadPace::Cut why);
+  void submit(const PartId& id, std::span<const PageCopies::Page> pages);
   /// Starts the deadline of the copies of the current piece.
-  void start_deadline(std::uint64_t ticket, const LoadJob& job);
-  /// Offers the load for early completion if this is its last piece and no page is compared.
-  void note_copying(std::uint64_t ticket, const LoadJob& job, std::span<const Device::Copy> copies);
-  /// Withdraws this offer, since the copies have ended. Returns whether the load was completed
-  /// early.
-  bool no_longer_copying(std::uint64_t ticket);
+  void start_deadline(const PartId& id);
+  /// Offers the load for early completion if the device gets or has the last piece of every part
+  /// and no page is compared.
+  void note_copying(std::uint64_t ticket, const LoadJob& job);
+  /// No batch of the piece is in flight any more. `followed`: the load was completed early.
+  void on_all_copied(const PartId& id, bool followed);
   /// Subtracts the piece from `bytes_queued_`, and adds its time on the device to the job's.
-  void count_copied(std::uint64_t ticket, LoadJob& job);
+  void count_copied(LoadJob& job, LoadPart& part);
   /// The indexes, in the piece, of pages that differ from the saved pages.
-  static std::vector<std::uint32_t> find_corrupt(LoadJob& job,
-                                                 const Device::Completion& completion);
+  static std::vector<std::uint32_t> find_corrupt(LoadJob& job, const LoadPart& part);
   /// Logs the pages, and makes the server invalidate their blocks.
   void report_corrupt(std::uint64_t pin, std::span<const std::uint32_t> places);
+  /// No further page of the load is wanted.
+  void give_up(LoadJob& job, const Error& why);
+  /// Ends a part of which nothing is in flight, and the load with the last of its parts. With
+  /// `error` the other parts are of no use.
+  void end_part(const PartId& id, std::optional<Error> error);
   /// Removes the job from the table and reports it.
-  void finish(std::uint64_t ticket, std::size_t good_blocks, std::size_t copied_pages,
-              std::optional<Error> error);
+  void finish(std::uint64_t ticket);
 
   MoverState& state_;
   Link& link_;
@@ -85,7 +98,7 @@ class Loads {
 
   std::uint64_t bytes_queued_ = 0;  ///< Bytes of loads that the device has not completed.
   TimePoint last_end_{};            ///< When the device completed the last piece.
-  std::unordered_map<std::uint64_t, kj::Promise<void>> deadlines_;
+  std::unordered_map<std::uint64_t, kj::Promise<void>> deadlines_;  ///< By the piece's pin.
   std::optional<TimePoint> last_corrupt_line_;  ///< When corrupt pages were last logged.
   std::uint64_t corrupt_pages_ = 0;             ///< Since the start.
 };

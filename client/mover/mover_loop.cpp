@@ -33,6 +33,21 @@ Result<Registered> read_registered(capnp::Response<wire::Session::RegisterResult
                     std::string(hash.begin(), hash.size())};
 }
 
+/// Empty for one kind of full attention.
+std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
+  // The two enumerations are one: see kinds.h.
+  static_assert(static_cast<int>(BlockRule::kState) == static_cast<int>(wire::Kind::Rule::STATE) &&
+                kMaxKinds == kMaxKindsOnWire);
+  std::vector<RegisteredKind> kinds;
+  for (std::size_t i = 0; table.has_kinds() && i < table.size(); ++i) {
+    kinds.push_back({.rule = static_cast<wire::Kind::Rule>(table[i].rule),
+                     .tokens = table[i].tokens,
+                     .block_tokens = table[i].block_tokens,
+                     .page_bytes = table[i].page_bytes});
+  }
+  return kinds;
+}
+
 }  // namespace
 
 MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity)
@@ -68,7 +83,16 @@ kj::Promise<Result<void>> MoverLoop::begin() {
   return register_rank();
 }
 
+Result<void> MoverLoop::may_register() const {
+  if (!state_.kinds.has_kinds() || link_.server_has(kFeatureKinds)) return {};
+  return fail(Errc::kRefused,
+              "the server ({}) does not support several kinds of blocks, which this model has: "
+              "upgrade the server",
+              state_.board.get().server_build);
+}
+
 kj::Promise<Result<void>> MoverLoop::register_rank() {
+  if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
   const MoverOptions& options = state_.options;
   write_registration({.instance = options.link.instance,
@@ -78,8 +102,11 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
                       .shards = options.shards.value_or(options.ranks),
                       .node = options.numa_node,
                       .factors = options.factors,
-                      .page_bytes = state_.layout.page_bytes(),
-                      .block_count = state_.layout.block_count()},
+                      .page_bytes = state_.kinds.has_kinds() ? 0 : state_.kinds[0].page_bytes,
+                      .block_count = state_.kinds.block_count(),
+                      .kinds = registered_kinds(state_.kinds),
+                      .unit_tokens = state_.kinds.unit_tokens(),
+                      .alignment_tokens = state_.kinds.alignment_tokens()},
                      request);
   return link_
       .call(kj::mv(request), options.link.connect_deadline, "register",
@@ -94,9 +121,9 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
         }
         if (!registered) return Result<void>(tl::unexpected<Error>(registered.error()));
         state_.pool_bytes = registered->pool_bytes;
-        if (state_.layout.page_bytes() > state_.pool_bytes) {
+        if (state_.kinds.largest_page() > state_.pool_bytes) {
           return Result<void>(fail(Errc::kRefused, "pages of {} bytes in a pool of {}",
-                                   state_.layout.page_bytes(), state_.pool_bytes));
+                                   state_.kinds.largest_page(), state_.pool_bytes));
         }
         state_.board.set_namespace(std::move(registered->namespace_hash));
         return on_registered(kj::mv(registered->pool));
@@ -132,7 +159,7 @@ kj::Promise<Result<void>> MoverLoop::map_pool() {
     Result<PoolMapping> mapping = PoolMapping::map(pool_fd_.get(), state_.pool_bytes);
     mapped_ = mapping
                   ? state_.device.attach(
-                        state_.layout, mapping->bytes(),
+                        state_.kinds.layouts(), mapping->bytes(),
                         [&events = state_.events](Device::Completion&& completion) {
                           MoverEvent event{MoverEvent::Kind::kCompletion, std::move(completion)};
                           // There is a place for each accepted batch. A rejected event is not
@@ -232,8 +259,14 @@ void MoverLoop::handle(MoverCommand&& command) {
 
 void MoverLoop::handle(MoverEvent&& event) {
   if (event.kind == MoverEvent::Kind::kHelperDone) return on_helper_done();
-  if (state_.saves.contains(event.completion.ticket)) return saves_.on_copied(event.completion);
-  loads_.on_copied(event.completion);
+  const auto batch = state_.batches.extract(event.completion.ticket);
+  PEGA_ASSERT(!batch.empty(), "the device completed batch {}, which is not in flight",
+              event.completion.ticket);
+  const BatchOwner owner = batch.mapped();
+  if (owner.direction == Device::Direction::kSave) {
+    return saves_.on_copied(owner, std::move(event.completion));
+  }
+  loads_.on_copied(owner, std::move(event.completion));
 }
 
 }  // namespace pegaflow

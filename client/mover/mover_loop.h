@@ -38,6 +38,8 @@ class MoverLoop final : private Link::Role {
   kj::Promise<void> end() override;
 
   kj::Promise<Result<void>> register_rank();
+  /// Errors: kRefused when the server does not implement what the engine's kinds need.
+  [[nodiscard]] Result<void> may_register() const;
   kj::Promise<Result<void>> on_registered(wire::Pool::Client&& pool);
   kj::Promise<Result<void>> map_pool();
   void start_helper(std::function<void()> work);

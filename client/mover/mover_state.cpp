@@ -4,33 +4,38 @@
 
 namespace pegaflow {
 
-void MoverState::report(const SaveJob& job, std::size_t sealed_blocks, std::size_t copied_pages,
-                        std::optional<Error> error) {
+void MoverState::report(const SaveJob& job, std::size_t sealed_blocks, std::optional<Error> error) {
   send({.kind = FinishedJob::Kind::kSave,
         .id = job.id,
         .blocks = sealed_blocks,
         .skipped = job.skipped,
-        .bytes = copied_pages * layout.page_bytes(),
+        .bytes = job.copies.bytes_copied(),
         .took = clock.now() - job.accepted,
         .cut = {},
         .failed_blocks = {},
         .error = std::move(error)});
 }
 
-void MoverState::report(LoadJob&& job, std::size_t good_blocks, std::size_t copied_pages,
-                        std::optional<Error> error) {
-  if (!error) job.cut.reset();  // It was completed nevertheless.
-  job.blocks.erase(job.blocks.begin(),
-                   job.blocks.begin() + static_cast<std::ptrdiff_t>(good_blocks));
+void MoverState::report(const LoadJob& job) {
+  std::size_t good = 0;
+  std::vector<std::uint32_t> failed;
+  for (const LoadPart& part : job.parts) {
+    const std::size_t done = job.in_doubt ? 0 : part.done;
+    const std::size_t loaded = done * kinds[part.kind].members.size();
+    good += done;
+    failed.insert(failed.end(), part.blocks.begin() + static_cast<std::ptrdiff_t>(loaded),
+                  part.blocks.end());
+  }
   send({.kind = FinishedJob::Kind::kLoad,
         .id = job.id,
-        .blocks = good_blocks,
-        .bytes = copied_pages * layout.page_bytes(),
+        .blocks = good,
+        .bytes = job.bytes,
         .took = clock.now() - job.accepted,
         .copying = job.copying,
-        .cut = job.cut,
-        .failed_blocks = std::move(job.blocks),
-        .error = std::move(error),
+        .cut =
+            job.error ? job.cut : std::nullopt,  // Without an error it was completed nevertheless.
+        .failed_blocks = std::move(failed),
+        .error = job.error,
         .verified = job.verified,
         .corrupt = job.corrupt});
 }

@@ -3,7 +3,6 @@
 /// The state that a Mover's parts share: the mailboxes between its threads, and the jobs in flight.
 
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -12,8 +11,9 @@
 
 #include "base/clock.h"
 #include "base/os/mailbox.h"
-#include "base/page_layout.h"
+#include "client/mover/copying_loads.h"
 #include "client/mover/jobs.h"
+#include "client/mover/kind_table.h"
 #include "client/mover_types.h"
 #include "client/pool_mapping.h"
 #include "client/status_board.h"
@@ -36,36 +36,27 @@ struct MoverEvent {
   Device::Completion completion;
 };
 
-/// A load whose last piece is being copied by the device, so that Mover::follow(), on the engine's
-/// thread, may complete it early.
-struct CopyingLoad {
-  std::uint64_t ticket = 0;
-  FollowedLoad report;  ///< Complete except for `took`.
-  TimePoint accepted{};
-  bool followed = false;  ///< It was completed early.
-};
-
 /// Lives as long as the Mover. Each accepted job reserves one of `max_jobs` places, until the
-/// engine takes its report. So the mailboxes always have room for its completion and its report.
+/// engine takes its report. So the mailboxes always have room for its completions (one for each
+/// member that it copies) and its report.
 struct MoverState {
-  MoverState(const MoverOptions& chosen, PageLayout of_engine, Device& its_device)
+  MoverState(const MoverOptions& chosen, KindTable of_engine, Device& its_device)
       : options(chosen),
-        layout(std::move(of_engine)),
+        kinds(std::move(of_engine)),
         device(its_device),
         commands(2 * chosen.max_jobs + 16),
-        events(2 * chosen.max_jobs + 16),
+        events((kinds.layouts().size() + 1) * chosen.max_jobs + 16),
         finished(chosen.max_jobs) {}
 
   const MoverOptions options;
-  const PageLayout layout;
+  const KindTable kinds;
   Device& device;
   StatusBoard board;
   std::atomic<std::size_t> places_taken{0};
   Mailbox<MoverCommand> commands;
   Mailbox<MoverEvent> events;
   Mailbox<FinishedJob> finished;
-  std::mutex copying_mutex;
-  std::vector<CopyingLoad> copying;  ///< Under copying_mutex.
+  CopyingLoads copying;
 
   // Bound to the mover's thread. (The helper thread writes `mapping` while the mover's thread does
   // not use it.)
@@ -73,19 +64,21 @@ struct MoverState {
   std::uint64_t last_ticket = 0;  ///< Tickets identify jobs to the device, pins to the server.
   std::unordered_map<std::uint64_t, SaveJob> saves;
   std::unordered_map<std::uint64_t, LoadJob> loads;
+  Batches batches;
   std::uint64_t pool_bytes = 0;  ///< The size of the server's pool; known once registered.
   PoolMapping mapping;
 
-  /// The highest offset at which a page fits into the pool.
-  [[nodiscard]] std::uint64_t last_page_begin() const { return pool_bytes - layout.page_bytes(); }
+  /// The highest offset at which a page of a kind fits into the pool.
+  [[nodiscard]] std::uint64_t last_page_begin(std::size_t kind) const {
+    return pool_bytes - kinds[kind].page_bytes;
+  }
   [[nodiscard]] bool has_jobs() const noexcept { return !saves.empty() || !loads.empty(); }
 
   /// Queues the report of a save that has ended, for Mover::take_finished().
-  void report(const SaveJob& job, std::size_t sealed_blocks, std::size_t copied_pages,
-              std::optional<Error> error);
-  /// The same for a load: the first `good_blocks` blocks were loaded, and the others failed.
-  void report(LoadJob&& job, std::size_t good_blocks, std::size_t copied_pages,
-              std::optional<Error> error);
+  void report(const SaveJob& job, std::size_t sealed_blocks, std::optional<Error> error);
+  /// The same for a load: the blocks that its parts have done were loaded, unless it is in doubt,
+  /// and the others failed.
+  void report(const LoadJob& job);
 
  private:
   void send(FinishedJob&& report);

@@ -18,18 +18,21 @@ constexpr std::uint32_t kNoFrame = 0xFFFFFFFF;
 void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
   const std::uint64_t ticket = ++state_.last_ticket;
   SaveJob& job = state_.saves.emplace(ticket, std::move(accepted)).first->second;
-  if (refusal) return finish(ticket, 0, 0, std::move(refusal));
-  if (!state_.options.saves) {
-    // Another rank saves these bytes; its report shows whether that succeeded.
-    job.skipped = job.blocks.size();
-    return finish(ticket, 0, 0, std::nullopt);
+  if (refusal) return finish(ticket, 0, std::move(refusal));
+  const KindPages& kind = state_.kinds[job.kind];
+  if (!state_.options.saves || kind.members.empty()) {
+    // Another rank saves these bytes, and its report shows whether that succeeded; or no rank has
+    // to save anything for this one.
+    job.skipped = job.keys.size();
+    return finish(ticket, 0, std::nullopt);
   }
   auto request = link_.session().reserveRequest(
       capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + 32, 0});
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
-  const Duration deadline = state_.options.link.reserve_deadline +
-                            time_to_make_room(job.keys.size() * state_.layout.page_bytes());
+  request.setKind(static_cast<std::uint8_t>(job.kind));
+  const Duration deadline =
+      state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);
   tasks_.add(link_
                  .call(kj::mv(request), deadline, "reserve",
                        [](auto& answer) { return read_slots(answer); })
@@ -42,38 +45,38 @@ void Saves::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& 
   const auto found = state_.saves.find(ticket);
   if (found == state_.saves.end()) return;  // It ended with its connection.
   SaveJob& job = found->second;
-  PEGA_ASSERT(job.phase == MoverJob::Phase::kAsking, "save {} received slots twice", ticket);
+  PEGA_ASSERT(job.phase == SaveJob::Phase::kAsking, "save {} received slots twice", ticket);
   if (!slots) {
     // After its deadline the server may still execute the call: the next call drops the result.
     if (slots.error().code == Errc::kTimeout) cleanup_.abandon(job.job);
-    return finish(ticket, 0, 0, std::move(slots.error()));
+    return finish(ticket, 0, std::move(slots.error()));
   }
-  std::optional<std::vector<Device::Copy>> copies = place(job, *slots);
-  if (!copies) {
-    Error error = bad_slots(slots->size(), job.blocks.size());
+  const std::optional<std::vector<PageCopies::Page>> pages = place(job, *slots);
+  if (!pages) {
+    Error error = bad_slots(slots->size(), job.keys.size());
     link_.drop(error);
-    return finish(ticket, 0, 0, std::move(error));
+    return finish(ticket, 0, std::move(error));
   }
-  job.skipped = job.blocks.size() - copies->size();
-  if (!copies->empty()) return submit(ticket, job, std::move(*copies));
+  job.skipped = job.keys.size() - pages->size();
+  if (!pages->empty()) return submit(ticket, job, *pages);
   // The job's other ranks wait for the end of this one.
   if (state_.options.shards.value_or(state_.options.ranks) > 1) cleanup_.publish_nothing(job.job);
-  finish(ticket, 0, 0, std::nullopt);
+  finish(ticket, 0, std::nullopt);
 }
 
-std::optional<std::vector<Device::Copy>> Saves::place(const SaveJob& job,
-                                                      const std::vector<std::uint32_t>& slots) {
-  if (slots.size() != job.blocks.size()) return std::nullopt;
-  const std::uint64_t last_begin = state_.last_page_begin();
-  std::vector<Device::Copy> copies;
-  copies.reserve(slots.size());
+std::optional<std::vector<PageCopies::Page>> Saves::place(const SaveJob& job,
+                                                          const std::vector<std::uint32_t>& slots) {
+  if (slots.size() != job.keys.size()) return std::nullopt;
+  const std::uint64_t last_begin = state_.last_page_begin(job.kind);
+  std::vector<PageCopies::Page> pages;
+  pages.reserve(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slots[i] == kNoFrame) continue;
     const std::uint64_t offset = slots[i] * kSlotAlignment;
     if (offset > last_begin) return std::nullopt;
-    copies.push_back({job.blocks[i], offset, takes_checksum()});
+    pages.push_back({.place = i, .pool_offset = offset, .checksum = takes_checksum()});
   }
-  return copies;
+  return pages;
 }
 
 bool Saves::takes_checksum() {
@@ -88,47 +91,48 @@ bool Saves::takes_checksum() {
   return false;
 }
 
-void Saves::submit(std::uint64_t ticket, SaveJob& job, std::vector<Device::Copy>&& copies) {
-  job.copies = copies.size();
-  job.phase = MoverJob::Phase::kCopying;
-  Result<void> accepted =
-      state_.device.submit({ticket, Device::Direction::kSave, job.after, std::move(copies)});
-  if (accepted) return;
-  cleanup_.abandon(job.job);
-  finish(ticket, 0, 0, std::move(accepted.error()));
+void Saves::submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopies::Page> pages) {
+  job.phase = SaveJob::Phase::kCopying;
+  job.copies = PageCopies(state_.kinds[job.kind], job.blocks, pages, ticket, state_.last_ticket);
+  job.copies.submit(state_.device, job.after,
+                    {.direction = Device::Direction::kSave, .job = ticket}, state_.batches);
+  if (job.copies.in_flight() == 0) on_all_copied(ticket, job);
 }
 
-void Saves::on_copied(const Device::Completion& completion) {
-  const std::uint64_t ticket = completion.ticket;
-  SaveJob& job = state_.saves.at(ticket);
-  check_completion(job, completion);
+void Saves::on_copied(const BatchOwner& owner, Device::Completion&& completion) {
+  SaveJob& job = state_.saves.at(owner.job);
+  job.copies.take(owner.member, std::move(completion), state_.device);
+  if (job.copies.in_flight() == 0) on_all_copied(owner.job, job);
+}
+
+void Saves::on_all_copied(std::uint64_t ticket, SaveJob& job) {
   if (job.connection_lost || !link_.is_connected()) {
-    return finish(ticket, 0, completion.copied,
-                  Error{Errc::kPeerLost, "the connection to the server was lost"});
+    return finish(ticket, 0, Error{Errc::kPeerLost, "the connection to the server was lost"});
   }
-  if (completion.error) {
+  if (job.copies.error()) {
     cleanup_.abandon(job.job);
-    return finish(ticket, 0, completion.copied, completion.error);
+    return finish(ticket, 0, job.copies.error());
   }
-  publish(ticket, job, completion);
+  publish(ticket, job);
 }
 
-void Saves::publish(std::uint64_t ticket, SaveJob& job, const Device::Completion& completion) {
-  job.phase = MoverJob::Phase::kPublishing;
+void Saves::publish(std::uint64_t ticket, SaveJob& job) {
+  job.phase = SaveJob::Phase::kPublishing;
   auto request = link_.session().publishRequest();
   write_job(job.job, request.initJob());
-  const std::span<const std::uint64_t> checksums = completion.checksums;
+  const std::vector<std::uint64_t> checksums = job.copies.checksums();
   if (!checksums.empty()) {
-    write_numbers(checksums, request.initChecksums(static_cast<unsigned>(checksums.size())));
+    write_numbers(std::span(checksums),
+                  request.initChecksums(static_cast<unsigned>(checksums.size())));
   }
-  const std::size_t copied = completion.copied;
+  const std::size_t pages = job.copies.pages();
   tasks_.add(link_
                  .call(kj::mv(request), state_.options.link.open_deadline, "publish",
                        [](auto& answer) { return read_done(answer); })
-                 .then([this, ticket, copied](Result<void>&& done) {
+                 .then([this, ticket, pages](Result<void>&& done) {
                    if (!state_.saves.contains(ticket)) return;  // It ended with its connection.
-                   if (done) return finish(ticket, copied, copied, std::nullopt);
-                   finish(ticket, 0, copied, std::move(done.error()));
+                   if (done) return finish(ticket, pages, std::nullopt);
+                   finish(ticket, 0, std::move(done.error()));
                  }));
 }
 
@@ -136,24 +140,21 @@ void Saves::end(bool lost) {
   std::vector<std::uint64_t> unanswered;
   for (auto& [ticket, job] : state_.saves) {
     job.connection_lost = lost;
-    if (job.phase == MoverJob::Phase::kAsking ||
-        (lost && job.phase == MoverJob::Phase::kPublishing)) {
+    if (job.phase == SaveJob::Phase::kAsking ||
+        (lost && job.phase == SaveJob::Phase::kPublishing)) {
       unanswered.push_back(ticket);
     }
   }
   for (const std::uint64_t ticket : unanswered) {
-    const SaveJob& job = state_.saves.at(ticket);
-    if (!lost) cleanup_.abandon(job.job);
-    finish(ticket, 0, job.phase == MoverJob::Phase::kPublishing ? job.copies : 0,
-           unanswered_error(lost));
+    if (!lost) cleanup_.abandon(state_.saves.at(ticket).job);
+    finish(ticket, 0, unanswered_error(lost));
   }
 }
 
-void Saves::finish(std::uint64_t ticket, std::size_t sealed_blocks, std::size_t copied_pages,
-                   std::optional<Error> error) {
+void Saves::finish(std::uint64_t ticket, std::size_t sealed_blocks, std::optional<Error> error) {
   const auto node = state_.saves.extract(ticket);
   PEGA_ASSERT(!node.empty(), "save {} ended twice", ticket);
-  state_.report(node.mapped(), sealed_blocks, copied_pages, std::move(error));
+  state_.report(node.mapped(), sealed_blocks, std::move(error));
   on_end_();
 }
 

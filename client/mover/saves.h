@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "client/link.h"
@@ -28,8 +29,9 @@ class Saves {
 
   /// Begins the job. With `refusal` the job only fails with that error.
   void begin(SaveJob&& job, std::optional<Error> refusal);
-  /// The device completed the copies of a job: publishes them, or reports the failure.
-  void on_copied(const Device::Completion& completion);
+  /// The device completed a batch: after the last of the job, publishes its pages or reports the
+  /// failure.
+  void on_copied(const BatchOwner& owner, Device::Completion&& completion);
   /// Ends the jobs that wait for a response of the server; jobs that are being copied end with
   /// their copies. `lost`: the connection is gone. Otherwise, jobs that are being published end
   /// with the response.
@@ -37,16 +39,17 @@ class Saves {
 
  private:
   void on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots);
-  /// The copies into `slots`; no value if their number is wrong or one is beyond the pool.
-  std::optional<std::vector<Device::Copy>> place(const SaveJob& job,
-                                                 const std::vector<std::uint32_t>& slots);
+  /// The pages in `slots`; no value if their number is wrong or one is beyond the pool.
+  std::optional<std::vector<PageCopies::Page>> place(const SaveJob& job,
+                                                     const std::vector<std::uint32_t>& slots);
   /// Whether the next page to save gets a checksum; random if only a sample does.
   bool takes_checksum();
-  void submit(std::uint64_t ticket, SaveJob& job, std::vector<Device::Copy>&& copies);
-  void publish(std::uint64_t ticket, SaveJob& job, const Device::Completion& completion);
+  void submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopies::Page> pages);
+  /// No batch is in flight any more.
+  void on_all_copied(std::uint64_t ticket, SaveJob& job);
+  void publish(std::uint64_t ticket, SaveJob& job);
   /// Removes the job from the table and reports it.
-  void finish(std::uint64_t ticket, std::size_t sealed_blocks, std::size_t copied_pages,
-              std::optional<Error> error);
+  void finish(std::uint64_t ticket, std::size_t sealed_blocks, std::optional<Error> error);
 
   MoverState& state_;
   Link& link_;

@@ -23,6 +23,7 @@ class QuestionTable {
 
   struct Outcome {
     SessionAnswer answer = {};
+    SessionBoundaries boundaries = {};
     SessionReset reset = {};
     SessionJournal journal = {};
   };

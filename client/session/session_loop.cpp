@@ -29,12 +29,18 @@ Result<SessionJournal> read_journal(wire::Session::JournalResults::Reader answer
   if (keys.size() != there.size() * BlockKey::kMaxBytes || there.size() > kMaxJournalEntries) {
     return fail(Errc::kInternal, "{} bytes of keys for {} entries", keys.size(), there.size());
   }
+  const auto kinds = answer.getKinds();
+  if (kinds.size() != 0 && kinds.size() != there.size()) {
+    return fail(Errc::kInternal, "{} kinds for {} entries", kinds.size(), there.size());
+  }
   SessionJournal journal{.space = answer.getSpace(),
                          .position = answer.getPosition(),
                          .lost = answer.getLost(),
                          .more = answer.getMore(),
                          .keys = std::vector<BlockKey>(there.size()),
-                         .there = {}};
+                         .there = {},
+                         .kinds = std::vector<std::uint8_t>(there.size())};
+  std::copy(kinds.begin(), kinds.end(), journal.kinds.begin());
   for (unsigned i = 0; i < there.size(); ++i) {
     std::memcpy(journal.keys[i].bytes.data(), keys.begin() + i * BlockKey::kMaxBytes,
                 BlockKey::kMaxBytes);
@@ -43,11 +49,40 @@ Result<SessionJournal> read_journal(wire::Session::JournalResults::Reader answer
   return journal;
 }
 
+/// The claimed blocks of each kind. `units`: the keys of the question; no kind has more blocks.
+Result<std::vector<KindRange>> read_ranges(capnp::List<wire::Range>::Reader list,
+                                           std::size_t units) {
+  if (list.size() > kMaxKinds) {
+    return fail(Errc::kInternal, "{} ranges of claimed blocks", list.size());
+  }
+  std::vector<KindRange> ranges;
+  for (const wire::Range::Reader one : list) {
+    const KindRange range{.kind = one.getKind(), .first = one.getFirst(), .count = one.getCount()};
+    if (range.kind >= kMaxKinds || range.count == 0 || range.end() > units) {
+      return fail(Errc::kInternal, "{} blocks of kind {} from {} on are claimed, of {} units",
+                  range.count, range.kind, range.first, units);
+    }
+    ranges.push_back(range);
+  }
+  return ranges;
+}
+
+/// The bits that are set: bit i stands for i + 1 times the alignment.
+SessionBoundaries read_boundaries(wire::Session::BoundariesResults::Reader answer) {
+  SessionBoundaries boundaries{.complete = answer.getComplete()};
+  const auto bits = answer.getRestorable();
+  for (std::uint32_t i = 0; i < bits.size() * 8; ++i) {
+    if ((bits[i / 8] >> (i % 8) & 1) != 0) boundaries.multiples.push_back(i + 1);
+  }
+  return boundaries;
+}
+
 }  // namespace
 
 SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
                          Mailbox<SessionCommand>& commands, QuestionTable& questions)
     : options_(options),
+      board_(board),
       questions_(questions),
       commands_(commands),
       link_(io, options, Link::Identity{.side = "scheduler"}, board, *this),
@@ -80,26 +115,39 @@ void SessionLoop::handle(SessionCommand&& command) {
       return unclaim(command.token);
     case SessionCommand::Kind::kLookup:
     case SessionCommand::Kind::kClaim:
+    case SessionCommand::Kind::kBoundaries:
     case SessionCommand::Kind::kReset:
     case SessionCommand::Kind::kJournal:
     case SessionCommand::Kind::kAwait:
       break;
   }
-  if (Result<void> may = link_.may_ask(); !may) {
+  if (Result<void> may = may_ask(command); !may) {
     static_cast<void>(
         questions_.answer(command.ticket, tl::unexpected<Error>(std::move(may.error()))));
     return;
   }
   if (command.kind == SessionCommand::Kind::kLookup) return lookup(std::move(command));
   if (command.kind == SessionCommand::Kind::kClaim) return claim(std::move(command));
+  if (command.kind == SessionCommand::Kind::kBoundaries) return boundaries(std::move(command));
   if (command.kind == SessionCommand::Kind::kJournal) return journal(std::move(command));
   if (command.kind == SessionCommand::Kind::kAwait) return await_job(std::move(command));
   reset(std::move(command));
 }
 
+Result<void> SessionLoop::may_ask(const SessionCommand& command) const {
+  PEGA_TRY(link_.may_ask());
+  const bool needs_kinds =
+      command.local_units != 0 || command.kind == SessionCommand::Kind::kBoundaries;
+  if (!needs_kinds || link_.server_has(kFeatureKinds)) return {};
+  return fail(Errc::kRefused,
+              "the server ({}) does not support several kinds of blocks: upgrade the server",
+              board_.get().server_build);
+}
+
 void SessionLoop::lookup(SessionCommand&& command) {
   auto request = link_.session().lookupRequest(size_of(command.keys.size()));
   write_keys(command.keys, BlockKey::kMaxBytes, request);
+  request.setLocalUnits(static_cast<std::uint32_t>(command.local_units));
   const std::size_t asked = command.keys.size();
   tasks_.add(link_
                  .call(kj::mv(request), options_.lookup_deadline, "lookup",
@@ -110,8 +158,10 @@ void SessionLoop::lookup(SessionCommand&& command) {
                            return fail(Errc::kInternal, "{} and {} of {} keys are sealed", here,
                                        elsewhere, asked);
                          }
-                         return QuestionTable::Outcome{
-                             {here + elsewhere, answer.getComplete(), Id128{}, elsewhere}};
+                         return QuestionTable::Outcome{.answer = {.blocks = here + elsewhere,
+                                                                  .complete = answer.getComplete(),
+                                                                  .token = Id128{},
+                                                                  .coming = elsewhere}};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
@@ -121,7 +171,9 @@ void SessionLoop::lookup(SessionCommand&& command) {
 void SessionLoop::claim(SessionCommand&& command) {
   auto request = link_.session().claimRequest(size_of(command.keys.size()));
   write_id(command.token, request.initToken());
-  write_keys(command.keys, BlockKey::kMaxBytes, request.initKeys());
+  auto keys = request.initKeys();
+  write_keys(command.keys, BlockKey::kMaxBytes, keys);
+  keys.setLocalUnits(static_cast<std::uint32_t>(command.local_units));
   request.setComputeDelayMicros(at_most_32_bits(
       std::chrono::duration_cast<std::chrono::microseconds>(command.compute.delay)));
   request.setComputeBlockNanos(at_most_32_bits(command.compute.per_block));
@@ -140,10 +192,15 @@ void SessionLoop::claim(SessionCommand&& command) {
                                 asked);
                   }
                   const std::size_t blocks = ready + coming;
+                  PEGA_TRY_LET(auto ranges, read_ranges(answer.getRanges(), asked));
                   return QuestionTable::Outcome{
-                      {blocks, answer.getComplete(), blocks > 0 ? token : Id128{}, coming,
-                       std::chrono::microseconds(answer.getFirstMicros()),
-                       std::chrono::microseconds(answer.getLastMicros())}};
+                      .answer = {.blocks = blocks,
+                                 .complete = answer.getComplete(),
+                                 .token = blocks > 0 ? token : Id128{},
+                                 .coming = coming,
+                                 .first = std::chrono::microseconds(answer.getFirstMicros()),
+                                 .last = std::chrono::microseconds(answer.getLastMicros()),
+                                 .ranges = std::move(ranges)}};
                 })
           .then([this, ticket = command.ticket,
                  token = command.token](Result<QuestionTable::Outcome>&& outcome) {
@@ -160,6 +217,23 @@ void SessionLoop::answer_claim(QuestionTable::Ticket ticket, const Id128& token,
   if (!questions_.answer(ticket, std::move(outcome)) || late) {
     if (may_hold) unclaim(token);
   }
+}
+
+void SessionLoop::boundaries(SessionCommand&& command) {
+  auto request = link_.session().boundariesRequest(size_of(command.keys.size()));
+  write_keys(command.keys, BlockKey::kMaxBytes, request);
+  request.setLocalUnits(static_cast<std::uint32_t>(command.local_units));
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "boundaries",
+                       [](auto& answer) -> Result<QuestionTable::Outcome> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         return QuestionTable::Outcome{.boundaries = read_boundaries(answer)};
+                       })
+                 .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
+                   static_cast<void>(questions_.answer(ticket, std::move(outcome)));
+                 }));
 }
 
 void SessionLoop::reset(SessionCommand&& command) {

@@ -17,11 +17,21 @@ namespace pegaflow {
 
 /// A command from the engine's scheduler to the private thread.
 struct SessionCommand {
-  enum class Kind : std::uint8_t { kClose, kLookup, kClaim, kUnclaim, kReset, kJournal, kAwait };
+  enum class Kind : std::uint8_t {
+    kClose,
+    kLookup,
+    kClaim,
+    kBoundaries,
+    kUnclaim,
+    kReset,
+    kJournal,
+    kAwait
+  };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
   Id128 token{};  ///< The claim's name, chosen by the client.
   std::vector<BlockKey> keys{};
+  std::size_t local_units = 0;  ///< The leading units that the engine has itself.
   Duration deadline{};
   SessionCompute compute{};  ///< For a claim.
   std::uint64_t space = 0;   ///< For a journal, with `position`.
@@ -47,6 +57,9 @@ class SessionLoop final : private Link::Role {
   void handle(SessionCommand&& command);
   void lookup(SessionCommand&& command);
   void claim(SessionCommand&& command);
+  void boundaries(SessionCommand&& command);
+  /// Errors: kRefused for a question about several kinds to a server that has no such feature.
+  [[nodiscard]] Result<void> may_ask(const SessionCommand& command) const;
   void reset(SessionCommand&& command);
   void journal(SessionCommand&& command);
   void await_job(SessionCommand&& command);
@@ -55,6 +68,7 @@ class SessionLoop final : private Link::Role {
                     Result<QuestionTable::Outcome>&& outcome);
 
   const LinkOptions& options_;
+  const StatusBoard& board_;
   QuestionTable& questions_;
   Mailbox<SessionCommand>& commands_;
   Link link_;

@@ -191,7 +191,7 @@ TEST_SUITE("the server fails") {
     REQUIRE(followed.size() == 1);
     CHECK(followed[0].load == 7);
     CHECK(followed[0].blocks == 1);
-    CHECK(followed[0].bytes == f.engine->mover().layout().page_bytes());
+    CHECK(followed[0].bytes == f.engine->mover().page_bytes()[0]);
     CHECK(follow().empty());  // Reported once.
 
     f.server.kill();

@@ -52,7 +52,7 @@ TEST_SUITE("a client without a server") {
     CHECK(mover->load(1, Id128::random(), 0, kBlocks).error().code == Errc::kPeerLost);
     mover->cancel_load(1);
     CHECK(mover->take_finished().empty());
-    CHECK(mover->layout().page_bytes() == 64);
+    CHECK(mover->page_bytes() == std::vector<std::uint64_t>{64});
 
     mover->close();
     mover->close();

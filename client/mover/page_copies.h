@@ -1,0 +1,86 @@
+#pragma once
+/// \file
+/// The copies of some pages of one kind: one batch of the device for each of its members.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "client/mover/kind_table.h"
+#include "transport/device.h"
+
+namespace pegaflow {
+
+/// A job of the mover, as the device's batches lead back to it.
+struct BatchOwner {
+  Device::Direction direction = Device::Direction::kSave;
+  std::uint64_t job = 0;   ///< Its ticket.
+  std::size_t part = 0;    ///< Of a load.
+  std::size_t member = 0;  ///< Of the part's kind.
+};
+
+/// The batches that the device has, by ticket.
+using Batches = std::unordered_map<std::uint64_t, BatchOwner>;
+
+/// Keeps the batches of one piece of work until the last of them has completed. After the first
+/// that fails the others are cancelled. Bound to the mover's thread.
+class PageCopies {
+ public:
+  struct Page {
+    std::size_t place = 0;          ///< Of its blocks: that of the first member is place x members.
+    std::uint64_t pool_offset = 0;  ///< Of the page of the kind.
+    bool checksum = false;
+  };
+
+  PageCopies() = default;
+  /// Prepares the batches; the first has this ticket, and the others draw theirs from
+  /// `last_ticket`. `blocks` are key-major: those of all members for the first key, then for the
+  /// next one.
+  PageCopies(const KindPages& kind, std::span<const std::uint32_t> blocks,
+             std::span<const Page> pages, std::uint64_t ticket, std::uint64_t& last_ticket);
+
+  /// Hands the batches to the device, and enters them in `batches`, up to the first that the device
+  /// rejects; its error is then error(). `owner` is that of the first member.
+  void submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches);
+  /// Cancels the batches that are in flight.
+  void cancel(Device& device) const;
+  /// Takes the completion of a member's batch. Stops on one that does not fit it.
+  void take(std::size_t member, Device::Completion&& completion, Device& device);
+
+  [[nodiscard]] std::size_t in_flight() const noexcept { return in_flight_; }
+  [[nodiscard]] std::size_t pages() const noexcept { return pages_; }
+  [[nodiscard]] bool wants_checksums() const noexcept { return wants_checksums_; }
+  [[nodiscard]] std::vector<std::uint64_t> tickets() const;
+  /// Pages of which every member's part is copied, counted from the first.
+  [[nodiscard]] std::size_t good_pages() const noexcept;
+  [[nodiscard]] std::uint64_t bytes_copied() const noexcept;
+  /// One for each page, from its members' (checksum_of_parts()); empty if none was requested.
+  [[nodiscard]] std::vector<std::uint64_t> checksums() const;
+  /// Why not all pages were copied.
+  [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
+
+ private:
+  struct Part {
+    std::uint64_t ticket = 0;
+    std::size_t layout = 0;
+    std::uint64_t page_bytes = 0;
+    std::vector<Device::Copy> copies;  ///< Until the device has them.
+    std::size_t copied = 0;
+    std::vector<std::uint64_t> checksums;
+    bool in_flight = false;
+  };
+
+  void fail_with(Error error, Device& device);
+
+  std::vector<Part> parts_;  ///< By member.
+  std::size_t pages_ = 0;
+  bool wants_checksums_ = false;
+  std::size_t in_flight_ = 0;
+  std::optional<Error> error_;
+};
+
+}  // namespace pegaflow
