@@ -147,6 +147,69 @@ std::vector<Segment> to_segments(const py::sequence& segments) {
   return out;
 }
 
+namespace {
+
+/// Raises InvalidArgument, naming the value, unless `entry` is a tuple or list of `size` parts.
+py::sequence parts_of(const py::handle& entry, std::size_t size, const char* form) {
+  if (py::isinstance<py::sequence>(entry) && !py::isinstance<py::bytes>(entry) &&
+      !py::isinstance<py::str>(entry) && py::len(entry) == size) {
+    return py::reinterpret_borrow<py::sequence>(entry);
+  }
+  raise({Errc::kInvalidArgument,
+         fmt::format("{} is not {}", py::repr(entry).cast<std::string>(), form)});
+}
+
+KindRange to_range(const py::sequence& parts) {
+  return {.kind = parts[0].cast<std::size_t>(),
+          .first = parts[1].cast<std::size_t>(),
+          .count = parts[2].cast<std::size_t>()};
+}
+
+}  // namespace
+
+MoverKinds to_kinds(const py::sequence& kinds, std::uint32_t unit_tokens,
+                    std::uint32_t alignment_tokens) {
+  MoverKinds out{.kinds = {}, .unit_tokens = unit_tokens, .alignment_tokens = alignment_tokens};
+  for (const py::handle entry : kinds) {
+    const py::sequence parts = parts_of(entry, 4, "a kind (rule, tokens, block_tokens, members)");
+    const auto rule = parts[0].cast<int>();
+    if (rule < 0 || rule > static_cast<int>(BlockRule::kState)) {
+      raise({Errc::kInvalidArgument,
+             fmt::format("kind {} of blocks has rule {}; 0 (prefix) to 3 (state) are known",
+                         out.kinds.size(), rule)});
+    }
+    MoverKind kind{.rule = static_cast<BlockRule>(rule),
+                   .tokens = parts[1].cast<std::uint32_t>(),
+                   .block_tokens = parts[2].cast<std::uint32_t>()};
+    for (const py::handle member : parts[3].cast<py::sequence>()) {
+      const py::sequence pair = parts_of(member, 2, "a member (segments, block_count)");
+      kind.members.push_back(py_error::value_or_raise(PageLayout::create(
+          to_segments(pair[0].cast<py::sequence>()), pair[1].cast<std::uint64_t>())));
+    }
+    out.kinds.push_back(std::move(kind));
+  }
+  return out;
+}
+
+std::vector<KindRange> to_ranges(const py::sequence& ranges) {
+  std::vector<KindRange> out;
+  for (const py::handle entry : ranges) {
+    out.push_back(to_range(parts_of(entry, 3, "a range (kind, first, count)")));
+  }
+  return out;
+}
+
+LoadRanges to_load_ranges(const py::sequence& ranges) {
+  LoadRanges out;
+  for (const py::handle entry : ranges) {
+    const py::sequence parts = parts_of(entry, 4, "a range (kind, first, count, blocks)");
+    out.ranges.push_back({.range = to_range(parts), .blocks = {}});
+    out.blocks.push_back(to_blocks(parts[3]));
+  }
+  for (std::size_t i = 0; i < out.ranges.size(); ++i) out.ranges[i].blocks = out.blocks[i];
+  return out;
+}
+
 Duration to_duration(double seconds, const char* what) {
   // Nine days in nanoseconds are far below the limit of 64 bits.
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 8e5) {

@@ -11,6 +11,7 @@
 #include "base/block_key.h"
 #include "base/id128.h"
 #include "base/page_layout.h"
+#include "client/kinds.h"
 #include "client/link_options.h"
 #include "client/mover.h"
 
@@ -30,6 +31,20 @@ Id128 to_id(const pybind11::bytes& raw);
 pybind11::bytes from_id(const Id128& id);
 
 std::vector<Segment> to_segments(const pybind11::sequence& segments);
+
+/// (rule, tokens, block_tokens, members) each; a member is (segments, block_count).
+MoverKinds to_kinds(const pybind11::sequence& kinds, std::uint32_t unit_tokens,
+                    std::uint32_t alignment_tokens);
+/// (kind, first, count) each.
+std::vector<KindRange> to_ranges(const pybind11::sequence& ranges);
+
+/// The ranges of a load, with the memory that they refer to. Movable, not copyable.
+struct LoadRanges {
+  std::vector<std::vector<std::uint32_t>> blocks;
+  std::vector<LoadRange> ranges;
+};
+/// (kind, first, count, blocks) each.
+LoadRanges to_load_ranges(const pybind11::sequence& ranges);
 
 /// Fields of LinkOptions by their names; durations are seconds. Removes the known ones from
 /// `named`.

@@ -80,16 +80,22 @@ class PySession {
     without_gil([session = std::exchange(session_, nullptr)]() mutable { session.reset(); });
   }
 
-  std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes) {
-    return static_cast<std::uint64_t>(value_or_raise(open()->lookup(to_keys(packed, key_bytes))));
+  std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes, std::size_t local_units) {
+    return static_cast<std::uint64_t>(
+        value_or_raise(open()->lookup(to_keys(packed, key_bytes), local_units)));
   }
   std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes, double compute_delay_s,
-                      double compute_block_s) {
+                      double compute_block_s, std::size_t local_units) {
     const CacheSession::Compute compute{
         .delay = to_duration(compute_delay_s, "compute_delay_s"),
         .per_block = to_duration(compute_block_s, "compute_block_s")};
     return static_cast<std::uint64_t>(
-        value_or_raise(open()->claim(to_keys(packed, key_bytes), compute)));
+        value_or_raise(open()->claim(to_keys(packed, key_bytes), compute, local_units)));
+  }
+  std::uint64_t boundaries(const py::bytes& packed, std::size_t key_bytes,
+                           std::size_t local_units) {
+    return static_cast<std::uint64_t>(
+        value_or_raise(open()->boundaries(to_keys(packed, key_bytes), local_units)));
   }
 
   py::object take(std::uint64_t number, double patience_s) {
@@ -104,26 +110,37 @@ class PySession {
                           to_seconds(taken->first), to_seconds(taken->last));
   }
 
+  py::object take_ranges(std::uint64_t number, double patience_s) {
+    const auto taken = take_answer(number, patience_s);
+    if (!taken) return py::none();
+    py::list ranges;
+    for (const KindRange& range : taken->ranges) {
+      ranges.append(py::make_tuple(range.kind, range.first, range.count));
+    }
+    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), ranges);
+  }
+  py::object take_boundaries(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    const auto taken = take_by(patience_s, [&](Duration patience) {
+      return session->take_boundaries(CacheSession::Ticket{number}, patience);
+    });
+    if (!taken) return py::none();
+    return py::make_tuple(taken->multiples, taken->complete);
+  }
+
   std::uint64_t journal(std::uint64_t space, std::uint64_t position) {
     return static_cast<std::uint64_t>(value_or_raise(open()->journal(space, position)));
   }
   py::object take_journal(std::uint64_t number, double patience_s) {
-    const auto session = open();
-    const CacheSession::Ticket ticket{number};
-    const Duration patience = to_duration(patience_s, "patience_s");
-    auto answer = session->take_journal(ticket);
-    if (!answer && patience > Duration::zero()) {
-      answer = without_gil([&] { return session->take_journal(ticket, patience); });
-    }
-    if (!answer) return py::none();
-    const CacheSession::Journal taken = value_or_raise(std::move(*answer));
-    py::list said;
-    for (std::size_t i = 0; i < taken.keys.size(); ++i) {
-      const auto& key = taken.keys[i].bytes;
-      said.append(py::make_tuple(py::bytes(reinterpret_cast<const char*>(key.data()), key.size()),
-                                 bool{taken.there[i]}));
-    }
-    return py::make_tuple(taken.space, taken.position, taken.lost, taken.more, said);
+    return journal_tuple(number, patience_s, [](const py::bytes& key, bool there, std::uint8_t) {
+      return py::make_tuple(key, there);
+    });
+  }
+  py::object take_journal_of_kinds(std::uint64_t number, double patience_s) {
+    return journal_tuple(number, patience_s,
+                         [](const py::bytes& key, bool there, std::uint8_t kind) {
+                           return py::make_tuple(key, there, kind);
+                         });
   }
 
   std::uint64_t await_job(const py::bytes& server, const py::bytes& scheduler, std::uint64_t number,
@@ -186,16 +203,40 @@ class PySession {
     return py::make_tuple(reset.generation, reset.unconfirmed);
   }
 
-  std::optional<CacheSession::Answer> take_answer(std::uint64_t number, double patience_s) {
-    const auto session = open();
-    const CacheSession::Ticket ticket{number};
+  /// Takes an answer by `take(patience)`, or no value: not yet. Releases the GIL only to wait.
+  template <typename Take>
+  auto take_by(double patience_s, Take take)
+      -> std::optional<typename decltype(take(Duration()))::value_type::value_type> {
     const Duration patience = to_duration(patience_s, "patience_s");
-    auto answer = session->take(ticket);
+    auto answer = take(Duration::zero());
     if (!answer && patience > Duration::zero()) {
-      answer = without_gil([&] { return session->take(ticket, patience); });
+      answer = without_gil([&] { return take(patience); });
     }
     if (!answer) return std::nullopt;
     return value_or_raise(std::move(*answer));
+  }
+
+  std::optional<CacheSession::Answer> take_answer(std::uint64_t number, double patience_s) {
+    const auto session = open();
+    return take_by(patience_s, [&](Duration patience) {
+      return session->take(CacheSession::Ticket{number}, patience);
+    });
+  }
+
+  template <typename Entry>
+  py::object journal_tuple(std::uint64_t number, double patience_s, Entry entry) {
+    const auto session = open();
+    const auto taken = take_by(patience_s, [&](Duration patience) {
+      return session->take_journal(CacheSession::Ticket{number}, patience);
+    });
+    if (!taken) return py::none();
+    py::list said;
+    for (std::size_t i = 0; i < taken->keys.size(); ++i) {
+      const auto& key = taken->keys[i].bytes;
+      said.append(entry(py::bytes(reinterpret_cast<const char*>(key.data()), key.size()),
+                        bool{taken->there[i]}, taken->kinds[i]));
+    }
+    return py::make_tuple(taken->space, taken->position, taken->lost, taken->more, said);
   }
 
   [[nodiscard]] std::shared_ptr<CacheSession> open() const {
@@ -279,48 +320,73 @@ std::function<DeviceReport()> describer_of(const std::shared_ptr<Device>& device
 /// Keeps the device alive as long as the mover.
 class PyMover {
  public:
+  /// What both constructors take beside the layout.
+  struct Arguments {
+    std::string socket_path;
+    std::string instance;
+    std::shared_ptr<Device> device;
+    std::vector<std::pair<std::string, std::string>> factors;
+    std::uint32_t rank = 0;
+    std::uint32_t ranks = 1;
+    std::string build;
+  };
+
   PyMover(std::string socket_path, std::string instance, std::shared_ptr<Device> device,
           const py::sequence& segments, std::uint64_t block_count,
           std::vector<std::pair<std::string, std::string>> factors, std::uint32_t rank,
           std::uint32_t ranks, std::string build, const py::kwargs& named)
       : device_(std::move(device)) {
-    Mover::Options options;
-    options.link.socket_path = std::move(socket_path);
-    options.link.instance = std::move(instance);
-    options.link.build = std::move(build);
-    options.rank = rank;
-    options.ranks = ranks;
-    options.factors = std::move(factors);
-    options.describe_device = describer_of(device_);
-    py::dict left = named;
-    py_arguments::take_link_options(left, options.link);
-    py_arguments::take_mover_options(left, options);
-    py_arguments::refuse_unknown(left);
+    const Mover::Options options = options_of({std::move(socket_path), std::move(instance), device_,
+                                               std::move(factors), rank, ranks, std::move(build)},
+                                              named);
     PageLayout layout =
         value_or_raise(PageLayout::create(py_arguments::to_segments(segments), block_count));
     mover_ = value_or_raise(
         without_gil([&] { return Mover::start(options, std::move(layout), *device_); }));
   }
+  PyMover(Arguments arguments, const MoverKinds& kinds, const py::kwargs& named)
+      : device_(arguments.device) {
+    const Mover::Options options = options_of(std::move(arguments), named);
+    mover_ = value_or_raise(without_gil([&] { return Mover::start(options, kinds, *device_); }));
+  }
   ~PyMover() {
     without_gil([this] { mover_.reset(); });
   }
 
-  [[nodiscard]] std::uint64_t page_bytes() const { return mover_->layout().page_bytes(); }
+  static std::unique_ptr<PyMover> of_kinds(std::string socket_path, std::string instance,
+                                           std::shared_ptr<Device> device,
+                                           const py::sequence& kinds, std::uint32_t unit_tokens,
+                                           std::uint32_t alignment_tokens,
+                                           std::vector<std::pair<std::string, std::string>> factors,
+                                           std::uint32_t rank, std::uint32_t ranks,
+                                           std::string build, const py::kwargs& named) {
+    return std::make_unique<PyMover>(
+        Arguments{std::move(socket_path), std::move(instance), std::move(device),
+                  std::move(factors), rank, ranks, std::move(build)},
+        py_arguments::to_kinds(kinds, unit_tokens, alignment_tokens), named);
+  }
+
+  [[nodiscard]] std::uint64_t page_bytes() const { return mover_->page_bytes().front(); }
+  [[nodiscard]] std::vector<std::uint64_t> kind_page_bytes() const { return mover_->page_bytes(); }
 
   void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
-            std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue) {
+            std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue,
+            std::size_t kind) {
     const Device::Event after = value_or_raise(device_->record_event(Device::Queue{queue}));
-    value_or_raise(
-        mover_->save(to_id(scheduler), job, to_keys(packed, key_bytes), to_blocks(blocks), after));
+    value_or_raise(mover_->save(to_id(scheduler), job, kind, to_keys(packed, key_bytes),
+                                to_blocks(blocks), after));
   }
   void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
             const std::optional<std::pair<double, double>>& computing) {
-    std::optional<LoadPace::Computing> takes;
-    if (computing) {
-      takes = {.delay = to_duration(computing->first, "computing"),
-               .per_block = to_duration(computing->second, "computing")};
-    }
-    value_or_raise(mover_->load(load, to_id(token), first, to_blocks(blocks), takes));
+    value_or_raise(
+        mover_->load(load, to_id(token), first, to_blocks(blocks), to_computing(computing)));
+  }
+  void load_ranges(std::uint64_t load, const py::bytes& token, const py::sequence& ranges,
+                   const py::sequence& claimed,
+                   const std::optional<std::pair<double, double>>& computing) {
+    const py_arguments::LoadRanges wanted = py_arguments::to_load_ranges(ranges);
+    value_or_raise(mover_->load(load, to_id(token), wanted.ranges, py_arguments::to_ranges(claimed),
+                                to_computing(computing)));
   }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
@@ -340,6 +406,29 @@ class PyMover {
   }
 
  private:
+  static Mover::Options options_of(Arguments&& arguments, const py::kwargs& named) {
+    if (arguments.device == nullptr) raise({Errc::kInvalidArgument, "device is None"});
+    Mover::Options options;
+    options.link.socket_path = std::move(arguments.socket_path);
+    options.link.instance = std::move(arguments.instance);
+    options.link.build = std::move(arguments.build);
+    options.rank = arguments.rank;
+    options.ranks = arguments.ranks;
+    options.factors = std::move(arguments.factors);
+    options.describe_device = describer_of(arguments.device);
+    py::dict left = named;
+    py_arguments::take_link_options(left, options.link);
+    py_arguments::take_mover_options(left, options);
+    py_arguments::refuse_unknown(left);
+    return options;
+  }
+  static std::optional<LoadPace::Computing> to_computing(
+      const std::optional<std::pair<double, double>>& computing) {
+    if (!computing) return std::nullopt;
+    return LoadPace::Computing{.delay = to_duration(computing->first, "computing"),
+                               .per_block = to_duration(computing->second, "computing")};
+  }
+
   const std::shared_ptr<Device> device_;
   std::unique_ptr<Mover> mover_;
 };
@@ -366,13 +455,18 @@ void add_session(py::module_& module) {
   py::class_<PySession>(module, "CacheSession")
       .def(py::init<std::string, std::string, std::string, const py::kwargs&>(), "socket_path"_a,
            "instance"_a, "build"_a = "")
-      .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a)
+      .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a, "local_units"_a = 0)
       .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a, "compute_delay_s"_a = 0.0,
-           "compute_block_s"_a = 0.0)
+           "compute_block_s"_a = 0.0, "local_units"_a = 0)
+      .def("boundaries", &PySession::boundaries, "keys"_a, "key_bytes"_a, "local_units"_a = 0)
       .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
       .def("take_claim", &PySession::take_claim, "ticket"_a, "patience_s"_a = 0.0)
+      .def("take_ranges", &PySession::take_ranges, "ticket"_a, "patience_s"_a = 0.0)
+      .def("take_boundaries", &PySession::take_boundaries, "ticket"_a, "patience_s"_a = 0.0)
       .def("journal", &PySession::journal, "space"_a, "position"_a)
       .def("take_journal", &PySession::take_journal, "ticket"_a, "patience_s"_a = 0.0)
+      .def("take_journal_of_kinds", &PySession::take_journal_of_kinds, "ticket"_a,
+           "patience_s"_a = 0.0)
       .def("await_job", &PySession::await_job, "server"_a, "scheduler"_a, "number"_a,
            "patience_s"_a)
       .def("take_wait", &PySession::take_wait, "ticket"_a, "patience_s"_a = 0.0)
@@ -481,10 +575,16 @@ void add_mover(py::module_& module) {
                     std::uint32_t, std::string, const py::kwargs&>(),
            "socket_path"_a, "instance"_a, "device"_a, "segments"_a, "block_count"_a, "factors"_a,
            "rank"_a = 0, "ranks"_a = 1, "build"_a = "")
+      .def_static("of_kinds", &PyMover::of_kinds, "socket_path"_a, "instance"_a, "device"_a,
+                  "kinds"_a, "unit_tokens"_a, "alignment_tokens"_a, "factors"_a, "rank"_a = 0,
+                  "ranks"_a = 1, "build"_a = "")
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
+      .def_property_readonly("kind_page_bytes", &PyMover::kind_page_bytes)
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
-           "queue"_a = 0)
+           "queue"_a = 0, "kind"_a = 0)
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
+           "computing"_a = py::none())
+      .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,
            "computing"_a = py::none())
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)

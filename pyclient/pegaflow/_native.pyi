@@ -2,6 +2,10 @@
 
 Failures are exceptions of the classes below, one for each reaction of the caller. Every call
 releases the GIL before it waits. Keys come packed: ``n * key_bytes`` bytes, back to back.
+
+In a namespace with several kinds of blocks, prompts are hashed in units of ``unit_tokens`` tokens. A
+lookup or a claim has the keys of units, and block ``b`` of a kind is saved under the key of the unit
+that it ends with: ``(b + 1) * block_tokens / unit_tokens - 1``.
 """
 
 from collections.abc import Sequence
@@ -47,17 +51,58 @@ class CacheSession:
     def __init__(
         self, socket_path: str, instance: str, build: str = "", **options: Any
     ) -> None: ...
-    def lookup(self, keys: bytes, key_bytes: int) -> int: ...
-    def claim(self, keys: bytes, key_bytes: int) -> int: ...
+    def lookup(self, keys: bytes, key_bytes: int, local_units: int = 0) -> int:
+        """Asks how many leading keys are cached; a ticket for take().
+
+        With several kinds: how many leading units can be restored, where the engine has the first
+        ``local_units`` itself, a multiple of the alignment.
+        """
+    def claim(
+        self,
+        keys: bytes,
+        key_bytes: int,
+        compute_delay_s: float = 0.0,
+        compute_block_s: float = 0.0,
+        local_units: int = 0,
+    ) -> int:
+        """Asks for a claim on the longest cached prefix; a ticket for take() or take_claim().
+
+        With several kinds: on all blocks that the longest restorable prefix needs beyond
+        ``local_units``; a ticket for take_ranges(). ``compute_delay_s`` and ``compute_block_s``: the
+        time in which the engine computes what it does not load; 0: unknown.
+        """
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
         """(blocks, complete, token, coming) or None: not yet.
 
         The token is empty without a claim. The last ``coming`` of the blocks are at another node: a
-        load waits for them, and some may not arrive.
+        load waits for them, and some may not arrive. With several kinds, ``blocks`` are units.
 
         Raises:
             Timeout, PeerLost: There was no response.
             Gone: The ticket is unknown.
+            Refused: The server does not support several kinds, which the question needs.
+            InvalidArgument: ``local_units`` are no multiple of the alignment.
+        """
+    def take_claim(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[int, bool, bytes, int, float, float] | None:
+        """take() and the seconds in which the first and the last block arrive; 0: unknown."""
+    def take_ranges(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[int, bool, bytes, list[tuple[int, int, int]]] | None:
+        """(units, complete, token, ranges) of a claim with several kinds; raises as take().
+
+        A range is (kind, first, count): blocks by their number from the prompt's beginning. The
+        claim has exactly these. Without a claim: (0, complete, b"", []).
+        """
+    def boundaries(self, keys: bytes, key_bytes: int, local_units: int = 0) -> int:
+        """Asks for every length at which a prompt can be restored; only with several kinds."""
+    def take_boundaries(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[list[int], bool] | None:
+        """(multiples, complete) or None; raises as take().
+
+        Ascending; a multiple m stands for a prefix of ``m * alignment_tokens`` tokens.
         """
     def journal(self, space: int, position: int) -> int:
         """Asks for the journal since an answer with this ``space`` and ``position``.
@@ -72,6 +117,10 @@ class CacheSession:
         Keys have 32 bytes, shorter ones are padded with zeros. ``lost``: earlier entries are
         missing, so any block may be gone. ``more``: ask again at once.
         """
+    def take_journal_of_kinds(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[int, int, bool, bool, list[tuple[bytes, bool, int]]] | None:
+        """take_journal() with entries (key, is_there, kind)."""
     def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
         """Waits for the end of another engine's job and of those before it."""
     def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
@@ -99,11 +148,13 @@ class CacheSession:
 class Finished:
     kind: str  # "save" or "load"
     id: int
-    blocks: int
-    skipped: int
-    bytes: int
+    blocks: int  # Saved or loaded; a block of a kind with several members counts once.
+    skipped: int  # Of a save.
+    bytes: int  # Copied.
     took_s: float
-    failed_blocks: list[int]
+    copying_s: float  # Of a load: time on the device.
+    cut: str  # Why computing would have been faster than the load: "stuck", "slow" or "".
+    failed_blocks: list[int]  # Block numbers of the engine, those of all kinds and members.
     verified: int  # Pages of a load that were compared with their checksums.
     corrupt: int  # Those of them that differed from the saved page.
     error: str | None  # "timeout: ..." or None
@@ -188,8 +239,47 @@ class Mover:
         numa_node: int = -1,
         **options: Any,
     ) -> None: ...
+    @staticmethod
+    def of_kinds(
+        socket_path: str,
+        instance: str,
+        device: Device,
+        kinds: Sequence[tuple[int, int, int, Sequence[tuple[Sequence[tuple[int, int, int]], int]]]],
+        unit_tokens: int,
+        alignment_tokens: int,
+        factors: Sequence[tuple[str, str]],
+        rank: int = 0,
+        ranks: int = 1,
+        build: str = "",
+        *,
+        shard: int | None = None,
+        shards: int | None = None,
+        saves: bool = True,
+        numa_node: int = -1,
+        **options: Any,
+    ) -> Mover:
+        """A mover of a model with several kinds of blocks.
+
+        ``kinds``: (rule, tokens, block_tokens, members) each. Rules are 0 prefix, 1 trailing, 2
+        chunk and 3 state, and kind 0 is the prefix if there is one; ``tokens`` is the window
+        without the next token, the chunk, or 0. ``members`` are the engine's cache groups of the
+        kind, (segments, block_count) each; a page of the kind has their pages one behind the other,
+        and they may lie over each other in memory. Without members this rank has no layer of the
+        kind. ``unit_tokens``: of a hash; ``alignment_tokens``: what every restored length is a
+        multiple of. All ranks of an instance name equal kinds.
+
+        With a server that does not support several kinds, ``status()`` is "refused" and names the
+        server's version.
+
+        Raises:
+            InvalidArgument: A value is invalid; the server refuses rules that do not fit together.
+        """
     @property
-    def page_bytes(self) -> int: ...
+    def page_bytes(self) -> int:
+        """The bytes of this rank's page of kind 0."""
+    @property
+    def kind_page_bytes(self) -> list[int]:
+        """Those of each kind; 0: this rank has no layer of it."""
     def save(
         self,
         scheduler: bytes,
@@ -198,9 +288,52 @@ class Mover:
         key_bytes: int,
         blocks: Sequence[int],
         queue: int = 0,
+        kind: int = 0,
     ) -> None:
-        """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream."""
-    def load(self, load: int, token: bytes, first: int, blocks: Sequence[int]) -> None: ...
+        """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream.
+
+        ``blocks``: those of all members of ``kind`` for the first key, then for the next one. For a
+        kind without members it is empty, and the job is reported at once with all keys skipped.
+
+        Raises:
+            InvalidArgument: An unknown kind, no key, or blocks that do not fit the keys.
+            PeerLost: There is no server.
+            Busy: Too many jobs are in flight or not taken.
+        """
+    def load(
+        self,
+        load: int,
+        token: bytes,
+        first: int,
+        blocks: Sequence[int],
+        computing: tuple[float, float] | None = None,
+    ) -> None:
+        """Loads the claimed blocks from ``first`` on, of one kind of full attention.
+
+        ``computing``: (delay_s, block_s), the time in which the engine would compute them; a load
+        that falls behind is cut. Raises as save().
+        """
+    def load_ranges(
+        self,
+        load: int,
+        token: bytes,
+        ranges: Sequence[tuple[int, int, int, Sequence[int]]],
+        claimed: Sequence[tuple[int, int, int]],
+        computing: tuple[float, float] | None = None,
+    ) -> None:
+        """Loads blocks of several kinds, with one report for all of them.
+
+        ``ranges``: (kind, first, count, blocks) each, at most one a kind. ``first`` is a block's
+        number from the prompt's beginning; ``blocks`` are those of all members for the first block,
+        then for the next one. ``claimed``: the ranges of take_ranges(); a part of each may be
+        loaded. The first block that fails ends the load, and ``failed_blocks`` has those of all
+        kinds. ``computing`` has an effect only for one range of a prefix.
+
+        Raises:
+            InvalidArgument: Blocks that are not claimed, a second range of a kind, or blocks that
+                do not fit their count.
+            PeerLost, Busy: As save().
+        """
     def cancel_load(self, load: int) -> None: ...
     def follow(self, within_s: float, queue: int = 0) -> list[Followed]:
         """Completes loads early: later work on ``queue`` waits for their copies on the device."""
