@@ -1,17 +1,11 @@
 // A page of the pool that another process overwrote: with checksums it is a miss, for every engine.
 #include <algorithm>
-#include <cstring>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <doctest/doctest.h>
 
-#include "base/os/unique_fd.h"
+#include "tests/support/mapped_pool.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
 #include "transport/host/host_device.h"
@@ -30,41 +24,22 @@ Blocks blocks_from(std::uint32_t first, std::size_t count) {
   return blocks;
 }
 
-/// Maps the pool, as every client may, and writes where a client must not.
+/// Writes where a client must not.
 class StrayClient {
  public:
-  explicit StrayClient(const ServerProcess& server) {
-    const std::string fds = "/proc/" + std::to_string(server.pid()) + "/fd";
-    for (const auto& entry : std::filesystem::directory_iterator(fds)) {
-      std::error_code gone;
-      const std::string target = std::filesystem::read_symlink(entry, gone).string();
-      if (target.rfind("/memfd:", 0) != 0) continue;
-      const UniqueFd fd(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-      struct stat about {};
-      if (!fd || ::fstat(fd.get(), &about) != 0) continue;
-      size_ = static_cast<std::size_t>(about.st_size);
-      void* const at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-      if (at != MAP_FAILED) pool_ = static_cast<std::byte*>(at);
-      break;
-    }
-    if (pool_ == nullptr) throw std::runtime_error("the server has no pool to map");
-  }
-  ~StrayClient() { ::munmap(pool_, size_); }
-  StrayClient(const StrayClient&) = delete;
-  StrayClient& operator=(const StrayClient&) = delete;
+  explicit StrayClient(const ServerProcess& server) : pool_(server) {}
 
   /// Changes one bit of the page of block `number`.
   void overwrite(std::uint64_t number, std::size_t byte = kPageBytes / 2) {
     std::vector<std::byte> page(kPageBytes);
     fill_page(page.data(), page.size(), number);
-    void* const found = ::memmem(pool_, size_, page.data(), page.size());
+    std::byte* const found = pool_.find(page);
     if (found == nullptr) throw std::runtime_error("the pool does not have that page");
-    static_cast<std::byte*>(found)[byte] ^= std::byte{1};
+    found[byte] ^= std::byte{1};
   }
 
  private:
-  std::byte* pool_ = nullptr;
-  std::size_t size_ = 0;
+  MappedPool pool_;
 };
 
 /// An engine over the real copy threads.

@@ -72,7 +72,9 @@ Result<bool> SlowDevice::complete_early(std::uint64_t ticket, Queue /*queue*/,
   const std::lock_guard lock(mutex_);
   const bool queued = std::any_of(queue_.begin(), queue_.end(),
                                   [&](const Batch& batch) { return batch.ticket == ticket; });
-  return (may_complete_early_ && load_ == ticket) || (may_complete_queued_ && queued);
+  if (!(may_complete_early_ && load_ == ticket) && !(may_complete_queued_ && queued)) return false;
+  promised_.insert(ticket);
+  return true;
 }
 void SlowDevice::complete_next_twice() {
   const std::lock_guard lock(mutex_);
@@ -192,7 +194,10 @@ Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Ba
     const auto done = [&](Errc code, const char* why) {
       return Completion{batch.ticket, i, Error{code, why}, std::move(checksums)};
     };
-    if (!attached_ || cancelled_.contains(batch.ticket)) return done(Errc::kCancelled, "cancelled");
+    const bool cancelled = !attached_ || cancelled_.contains(batch.ticket);
+    if (cancelled && !promised_.contains(batch.ticket)) {
+      return done(Errc::kCancelled, "cancelled");
+    }
     if (fail_page_ && (*fail_page_)-- == 0) {
       fail_page_.reset();
       return done(Errc::kIo, "this page fails, as injected");

@@ -40,7 +40,7 @@ class SlowDevice final : public Device {
   /// record_event() fails with this error from now on.
   void fail_events(Error error);
   /// Reports early completion of loads that are held back, although no engine's work waits for
-  /// them.
+  /// them. From then on they cannot be cancelled.
   void allow_early_completion();
   /// The same for loads that still wait for the thread.
   void allow_early_completion_of_queued();
@@ -82,7 +82,8 @@ class SlowDevice final : public Device {
   CompletionSink sink_;
   std::deque<Batch> queue_;
   std::set<std::uint64_t> cancelled_;
-  bool busy_ = false;  ///< The thread has a batch.
+  std::set<std::uint64_t> promised_;  ///< Their early completion was reported.
+  bool busy_ = false;                 ///< The thread has a batch.
   bool attached_ = false;
   bool detaching_ = false;
   bool stopping_ = false;
