@@ -320,7 +320,7 @@ std::function<DeviceReport()> describer_of(const std::shared_ptr<Device>& device
 /// Keeps the device alive as long as the mover.
 class PyMover {
  public:
-  /// What both constructors take beside the layout.
+  /// The arguments of both constructors but for the layout.
   struct Arguments {
     std::string socket_path;
     std::string instance;

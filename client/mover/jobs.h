@@ -47,7 +47,7 @@ struct LoadPart {
   enum class Phase : std::uint8_t {
     kAsking,   ///< open is pending; nothing is copied.
     kCopying,  ///< The device has the batches of a piece.
-    kEnded,    ///< Nothing is in flight any more.
+    kEnded,    ///< Nothing is in flight.
   };
   std::size_t kind = 0;
   std::uint64_t first = 0;  ///< In the claim's range of the kind.

@@ -47,7 +47,7 @@ class KindTable {
   [[nodiscard]] std::uint32_t unit_tokens() const noexcept { return unit_tokens_; }
   [[nodiscard]] std::uint32_t alignment_tokens() const noexcept { return alignment_tokens_; }
   [[nodiscard]] std::uint64_t largest_page() const noexcept;
-  /// Of the member with the most.
+  /// The number of blocks of the member with the most.
   [[nodiscard]] std::uint64_t block_count() const noexcept;
 
   /// Checks the engine's blocks for `count` blocks of a kind.

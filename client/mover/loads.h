@@ -74,7 +74,7 @@ class Loads {
   /// Offers the load for early completion if the device gets or has the last piece of every part
   /// and no page is compared.
   void note_copying(std::uint64_t ticket, const LoadJob& job);
-  /// No batch of the piece is in flight any more. `followed`: the load was completed early.
+  /// The last batch of the piece has completed. `followed`: the load was completed early.
   void on_all_copied(const PartId& id, bool followed);
   /// Subtracts the piece from `bytes_queued_`, and adds its time on the device to the job's.
   void count_copied(LoadJob& job, LoadPart& part);

@@ -19,8 +19,8 @@ namespace pegaflow {
 struct BatchOwner {
   Device::Direction direction = Device::Direction::kSave;
   std::uint64_t job = 0;   ///< Its ticket.
-  std::size_t part = 0;    ///< Of a load.
-  std::size_t member = 0;  ///< Of the part's kind.
+  std::size_t part = 0;    ///< Its index in a load.
+  std::size_t member = 0;  ///< Its index in the part's kind.
 };
 
 /// The batches that the device has, by ticket.
@@ -31,8 +31,8 @@ using Batches = std::unordered_map<std::uint64_t, BatchOwner>;
 class PageCopies {
  public:
   struct Page {
-    std::size_t place = 0;          ///< Of its blocks: that of the first member is place x members.
-    std::uint64_t pool_offset = 0;  ///< Of the page of the kind.
+    std::size_t place = 0;          ///< Its first member's block is blocks[place x members].
+    std::uint64_t pool_offset = 0;  ///< Where the page of the kind begins.
     bool checksum = false;
   };
 

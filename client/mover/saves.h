@@ -45,7 +45,7 @@ class Saves {
   /// Whether the next page to save gets a checksum; random if only a sample does.
   bool takes_checksum();
   void submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopies::Page> pages);
-  /// No batch is in flight any more.
+  /// The last batch of the job has completed.
   void on_all_copied(std::uint64_t ticket, SaveJob& job);
   void publish(std::uint64_t ticket, SaveJob& job);
   /// Removes the job from the table and reports it.

@@ -3,9 +3,9 @@
 Failures are exceptions of the classes below, one for each reaction of the caller. Every call
 releases the GIL before it waits. Keys come packed: ``n * key_bytes`` bytes, back to back.
 
-In a namespace with several kinds of blocks, prompts are hashed in units of ``unit_tokens`` tokens. A
-lookup or a claim has the keys of units, and block ``b`` of a kind is saved under the key of the unit
-that it ends with: ``(b + 1) * block_tokens / unit_tokens - 1``.
+In a namespace with several kinds of blocks, prompts are hashed in units of ``unit_tokens`` tokens.
+A lookup or a claim has the keys of units, and block ``b`` of a kind is saved under the key of the
+unit that it ends with: ``(b + 1) * block_tokens / unit_tokens - 1``.
 """
 
 from collections.abc import Sequence
@@ -68,8 +68,8 @@ class CacheSession:
         """Asks for a claim on the longest cached prefix; a ticket for take() or take_claim().
 
         With several kinds: on all blocks that the longest restorable prefix needs beyond
-        ``local_units``; a ticket for take_ranges(). ``compute_delay_s`` and ``compute_block_s``: the
-        time in which the engine computes what it does not load; 0: unknown.
+        ``local_units``; a ticket for take_ranges(). ``compute_delay_s`` and ``compute_block_s``:
+        the time in which the engine computes what it does not load; 0: unknown.
         """
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
         """(blocks, complete, token, coming) or None: not yet.

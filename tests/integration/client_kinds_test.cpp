@@ -21,7 +21,7 @@ namespace {
 using Ranges = std::vector<KindRange>;
 
 constexpr std::uint64_t kPrompt = 7;
-constexpr std::size_t kUnits = 16;  ///< Of the prompt: 256 tokens.
+constexpr std::size_t kUnits = 16;  ///< The prompt's units: 256 tokens.
 
 /// Full attention, windows of 41 tokens in two groups of other sizes, and states.
 std::vector<OverlaidMemory::Group> hybrid_groups() {
@@ -35,7 +35,7 @@ std::vector<KindOfGroups> hybrid_kinds() {
           {.rule = BlockRule::kTrailing, .tokens = 40, .block_tokens = 16, .groups = {1, 2}},
           {.rule = BlockRule::kState, .tokens = 0, .block_tokens = 64, .groups = {3}}};
 }
-/// What 256 tokens need, and what 128 need of the windows and states.
+/// The blocks that 256 tokens need, and the windows and states that 128 need.
 const Ranges kNeeded{{0, 0, 8}, {1, 13, 3}, {2, 3, 1}};
 const Ranges kNeededHalf{{1, 5, 3}, {2, 1, 1}};
 

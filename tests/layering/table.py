@@ -16,6 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "base/",
         "capnp/",
         "client/",
+        "transport/checksum.h",
         "transport/device.h",
         "transport/region.h",
         "transport/host/",

@@ -42,7 +42,7 @@ OverlaidMemory::OverlaidMemory(std::vector<Group> groups, std::size_t blocks, st
 PageLayout OverlaidMemory::layout(std::size_t group) const {
   std::vector<Segment> segments;
   for (std::size_t layer = 0; layer < groups_[group].layers; ++layer) {
-    // A layout is over memory that is written, whoever asks for it.
+    // A layout is over memory that devices write.
     auto* const base = const_cast<std::byte*>(bytes_.data()) + at(layer, 0);
     segments.push_back({base, stride_, groups_[group].layer_bytes});
   }

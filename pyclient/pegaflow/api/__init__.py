@@ -8,6 +8,19 @@ from pegaflow.api.aio import AsyncCache
 from pegaflow.api.buffers import Layout, LayoutError
 from pegaflow.api.cache import Cache
 from pegaflow.api.keys import token_keys
+from pegaflow.api.kinds import Claim, Kind, KindRange, LoadRange
 from pegaflow.api.results import Loaded, Saved
 
-__all__ = ["AsyncCache", "Cache", "Layout", "LayoutError", "Loaded", "Saved", "token_keys"]
+__all__ = [
+    "AsyncCache",
+    "Cache",
+    "Claim",
+    "Kind",
+    "KindRange",
+    "Layout",
+    "LayoutError",
+    "LoadRange",
+    "Loaded",
+    "Saved",
+    "token_keys",
+]

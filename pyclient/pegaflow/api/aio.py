@@ -9,7 +9,8 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.api.core import CacheBase
-from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
+from pegaflow.api.kinds import Claim
+from pegaflow.api.results import Loaded, Saved, loaded, loaded_ranges, raise_for, saved
 
 
 class AsyncCache(CacheBase):
@@ -36,18 +37,60 @@ class AsyncCache(CacheBase):
         self._loop.add_reader(self._fd, self._collect)
         self._closed = False
 
-    async def lookup(self, keys: Sequence[bytes]) -> int:
+    async def lookup(self, keys: Sequence[bytes], local_units: int = 0) -> int:
         """As ``Cache.lookup``."""
+        self._check_units("lookup", local_units, needs_kinds=False)
         packed = self._pack(keys)
         try:
-            blocks, *_ = await self._answer(self._session.lookup(*packed))
+            blocks, *_ = await self._answer(self._session.lookup(*packed, local_units=local_units))
         except _native.PegaFlowError as error:
             self._failed(error)
             return 0
         return blocks
 
+    async def boundaries(self, keys: Sequence[bytes], local_units: int = 0) -> list[int]:
+        """As ``Cache.boundaries``."""
+        self._check_units("boundaries", local_units)
+        packed = self._pack(keys)
+        try:
+            ticket = self._session.boundaries(*packed, local_units=local_units)
+            multiples, _ = await self._answer(ticket, self._session.take_boundaries)
+        except _native.PegaFlowError as error:
+            self._failed(error)
+            return []
+        return multiples
+
+    async def claim(self, keys: Sequence[bytes], local_units: int = 0) -> Claim:
+        """As ``Cache.claim``. ``unclaim`` is no coroutine."""
+        self._check_units("claim", local_units)
+        packed = self._pack(keys)
+        try:
+            ticket = self._session.claim(*packed, local_units=local_units)
+            return self._to_claim(await self._answer(ticket, self._session.take_ranges))
+        except _native.PegaFlowError as error:
+            return Claim(error=self._failed(error))
+
+    async def load_ranges(
+        self, claim: Claim, ranges: Sequence[tuple[int, int, int, Sequence[int]]]
+    ) -> Loaded:
+        """As ``Cache.load_ranges``."""
+        self._check_ranges(claim, ranges)
+        if not ranges:
+            return Loaded()
+        try:
+            job = self._start_load_ranges(claim, ranges)
+            done = await self._end_of(job, lambda: self._mover.cancel_load(job[1]))
+            if self._raise_errors:
+                raise_for(done)
+        except _native.InvalidArgument:
+            raise
+        except _native.PegaFlowError as error:
+            return Loaded(error=self._failed(error))
+        return loaded_ranges(done)
+
     async def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
         """As ``Cache.load``."""
+        self._refuse_kinds("load")
         packed = self._pack(keys, blocks)
         if not keys:
             return Loaded()
@@ -67,13 +110,13 @@ class AsyncCache(CacheBase):
             if token:
                 self._session.unclaim(token)
 
-    async def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
+    async def save(self, keys: Sequence[bytes], blocks: Sequence[int], kind: int = 0) -> Saved:
         """As ``Cache.save``."""
-        packed = self._pack(keys, blocks)
+        packed = self._pack(keys, blocks, kind)
         if not keys:
             return Saved()
         try:
-            done = await self._end_of(self._start_save(packed, list(blocks)), lambda: None)
+            done = await self._end_of(self._start_save(packed, list(blocks), kind), lambda: None)
             if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
@@ -99,16 +142,18 @@ class AsyncCache(CacheBase):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _answer(self, ticket: int) -> tuple[int, bool, bytes, int]:
+    async def _answer(self, ticket: int, take: Callable[..., Any] | None = None) -> Any:
         session = self._session
-        answer = session.take(ticket, 0.0)
+        take = take or session.take
+        answer = take(ticket, 0.0)
         if answer is not None:
             return answer
-        taking = self._loop.run_in_executor(None, session.take, ticket, self._answer_patience_s)
+        taking = self._loop.run_in_executor(None, take, ticket, self._answer_patience_s)
         try:
             answer = await asyncio.shield(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(self._drop_claim)
+            if take != session.take_boundaries:
+                taking.add_done_callback(self._drop_claim)
             raise
         if answer is None:  # past its own deadline, on an overloaded machine
             session.forget(ticket)

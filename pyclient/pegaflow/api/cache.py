@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
 from pegaflow.api.core import CacheBase
-from pegaflow.api.results import Loaded, Saved, loaded, raise_for, saved
+from pegaflow.api.kinds import Claim
+from pegaflow.api.results import Loaded, Saved, loaded, loaded_ranges, raise_for, saved
 
 
 class Cache(CacheBase):
@@ -27,15 +28,80 @@ class Cache(CacheBase):
         self._collecting = False
         self._done: dict[tuple[str, int], Any] = {}
 
-    def lookup(self, keys: Sequence[bytes]) -> int:
-        """How many of ``keys``, from the first on, the cache has now. Holds nothing."""
+    def lookup(self, keys: Sequence[bytes], local_units: int = 0) -> int:
+        """How many of ``keys``, from the first on, the cache has now. Holds nothing.
+
+        With several kinds ``keys`` are those of units, and the result is the length in units that
+        can be restored; 0: nothing beyond the ``local_units`` that the engine has itself, a
+        multiple of the alignment.
+        """
+        self._check_units("lookup", local_units, needs_kinds=False)
         packed = self._pack(keys)
         try:
-            blocks, *_ = self._answer(self._session.lookup(*packed))
+            blocks, *_ = self._answer(self._session.lookup(*packed, local_units=local_units))
         except _native.PegaFlowError as error:
             self._failed(error)
             return 0
         return blocks
+
+    def boundaries(self, keys: Sequence[bytes], local_units: int = 0) -> list[int]:
+        """Every length that can be restored, as multiples of the alignment. Holds nothing.
+
+        Only with several kinds; ``keys`` are those of units.
+        """
+        self._check_units("boundaries", local_units)
+        packed = self._pack(keys)
+        try:
+            multiples, _ = self._answer(
+                self._session.boundaries(*packed, local_units=local_units),
+                self._session.take_boundaries,
+            )
+        except _native.PegaFlowError as error:
+            self._failed(error)
+            return []
+        return multiples
+
+    def claim(self, keys: Sequence[bytes], local_units: int = 0) -> Claim:
+        """Claims the blocks that the longest restorable prefix needs beyond ``local_units``.
+
+        Only with several kinds; ``keys`` are those of units. The claim's blocks stay in the cache,
+        unless it is full of claims, until unclaim().
+        """
+        self._check_units("claim", local_units)
+        packed = self._pack(keys)
+        try:
+            return self._to_claim(
+                self._answer(
+                    self._session.claim(*packed, local_units=local_units),
+                    self._session.take_ranges,
+                )
+            )
+        except _native.PegaFlowError as error:
+            return Claim(error=self._failed(error))
+
+    def load_ranges(
+        self, claim: Claim, ranges: Sequence[tuple[int, int, int, Sequence[int]]]
+    ) -> Loaded:
+        """Loads claimed blocks of several kinds; returns when the last copy has ended.
+
+        Args:
+            claim: That of ``claim()``.
+            ranges: LoadRange or (kind, first, count, blocks) each, at most one a kind: parts of the
+                claim's ranges, with the engine's blocks of all members for the first block, then
+                for the next one.
+        """
+        self._check_ranges(claim, ranges)
+        if not ranges:
+            return Loaded()
+        try:
+            done = self._wait(self._start_load_ranges(claim, ranges))
+            if self._raise_errors:
+                raise_for(done)
+        except _native.InvalidArgument:
+            raise
+        except _native.PegaFlowError as error:
+            return Loaded(error=self._failed(error))
+        return loaded_ranges(done)
 
     def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
         """Loads what the cache has of ``keys``, from the first on, into ``blocks``.
@@ -43,6 +109,7 @@ class Cache(CacheBase):
         Returns when the last copy has ended: from then on the engine owns the blocks again. A
         missing block, or one that cannot be pinned now, is not loaded and is not an error.
         """
+        self._refuse_kinds("load")
         packed = self._pack(keys, blocks)
         if not keys:
             return Loaded()
@@ -61,16 +128,18 @@ class Cache(CacheBase):
             if token:
                 self._session.unclaim(token)
 
-    def save(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Saved:
+    def save(self, keys: Sequence[bytes], blocks: Sequence[int], kind: int = 0) -> Saved:
         """Saves ``blocks`` under ``keys``; cached blocks are skipped.
 
         Returns when the last copy has ended: the engine may then use the blocks for something else.
+        With several kinds, ``keys`` are those of the units that the blocks of this kind end with,
+        and ``blocks`` has those of all members for the first key, then for the next one.
         """
-        packed = self._pack(keys, blocks)
+        packed = self._pack(keys, blocks, kind)
         if not keys:
             return Saved()
         try:
-            done = self._wait(self._start_save(packed, list(blocks)))
+            done = self._wait(self._start_save(packed, list(blocks), kind))
             if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
@@ -106,9 +175,10 @@ class Cache(CacheBase):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _answer(self, ticket: int) -> tuple[int, bool, bytes, int]:
+    def _answer(self, ticket: int, take: Callable[..., Any] | None = None) -> Any:
+        """The answer to a question, by the session's ``take()`` or another one."""
         session = self._session
-        answer = session.take(ticket, self._answer_patience_s)
+        answer = (take or session.take)(ticket, self._answer_patience_s)
         if answer is None:  # past its own deadline, on an overloaded machine
             session.forget(ticket)
             raise _native.Timeout("no response from the client thread")

@@ -35,7 +35,10 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The first ``blocks`` blocks are whole; the contents of the others must not be used."""
+    """The first ``blocks`` blocks are whole; the contents of the others must not be used.
+
+    After load_ranges(), all blocks of all ranges are whole, or, with an error, none may be used.
+    """
 
     blocks: int = 0
     bytes: int = 0  #: Copied.
@@ -48,6 +51,10 @@ def saved(done: Any) -> Saved:
 
 def loaded(done: Any) -> Loaded:
     return Loaded(done.blocks, done.bytes, done.error)
+
+
+def loaded_ranges(done: Any) -> Loaded:
+    return Loaded(0 if done.error else done.blocks, done.bytes, done.error)
 
 
 def raise_for(done: Any) -> None:

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What every Device has to do with several layouts, over memory that it is given.
+/// The behavior of every Device with several layouts, over memory that it is given.
 
 #include <algorithm>
 #include <cstddef>
