@@ -279,7 +279,7 @@ TEST_SUITE("several kinds of blocks") {
         const std::size_t tokens = 64 * (1 + random() % 6);
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           const std::size_t blocks = tokens / options.kinds[kind].block_tokens;
-          const std::size_t first = kind == 0 ? 0 : random() % 2;
+          const std::size_t first = kind == 0 ? 0 : random() % std::min<std::size_t>(2, blocks);
           engine.save(prompt, {kind, first, blocks - first});
         }
         const auto claimed = engine.claim(prompt, tokens / 16).value();

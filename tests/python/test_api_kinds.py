@@ -365,14 +365,23 @@ def test_a_server_without_several_kinds_is_refused_by_name(pega, model, seed):
 
 def test_a_rank_without_a_layer_of_a_kind_reports_its_saves_at_once(pega, model, seed):
     engine = Engine(seed)
-    kinds = [
-        (0, 0, 32, [([(a.ctypes.data, a.strides[0], 4096) for a in engine.groups[0]], BLOCKS)]),
-        (1, 40, 16, []),
+
+    def group(number: int) -> tuple[list[tuple[int, int, int]], int]:
+        arrays = engine.groups[number]
+        return [(a.ctypes.data, a.strides[0], a.shape[1]) for a in arrays], BLOCKS
+
+    full = (0, 0, 32, [group(0)])
+    ranks = [
+        native_mover(pega, model, engine, kinds=[full, window], rank=rank, ranks=2)
+        for rank, window in enumerate([(1, 40, 16, [group(1)]), (1, 40, 16, [])])
     ]
-    mover = native_mover(pega, model, engine, kinds=kinds)
-    assert mover.wait_ready(READY_S)
-    assert mover.kind_page_bytes == [3 * 4096, 0]
-    mover.save(_native.random_id(), 1, bytes(64), 32, [], kind=1)
-    done = next_finished(mover)
+    for mover in ranks:
+        assert mover.wait_ready(READY_S)
+    assert ranks[1].kind_page_bytes == [3 * 4096, 0]
+
+    ranks[1].save(_native.random_id(), 1, bytes(64), 32, [], kind=1)
+
+    done = next_finished(ranks[1])
     assert (done.blocks, done.skipped, done.error) == (0, 2, None)
-    mover.close()
+    for mover in ranks:
+        mover.close()
