@@ -71,8 +71,9 @@ Result<void> KindTable::check(std::size_t kind, std::size_t count,
   }
   const std::vector<KindPages::Member>& members = kinds_[kind].members;
   if (blocks.size() != count * members.size()) {
-    return fail(Errc::kInvalidArgument, "{} blocks for {} keys of kind {}, which has {} members",
-                blocks.size(), count, kind, members.size());
+    return fail(Errc::kInvalidArgument,
+                "{} blocks for {} keys of kind {}, which has {} for each key", blocks.size(), count,
+                kind, members.size());
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const std::uint64_t block_count = members[i % members.size()].block_count;

@@ -333,6 +333,24 @@ TEST_SUITE("several kinds of blocks: failures") {
     CHECK(f.memory.wrong_bytes() == 0);
   }
 
+  TEST_CASE("after the first page that fails, no page of another kind is begun") {
+    Slow f;
+    f.hold_load();
+    f.device->fail_page(0);  // The second of the first kind.
+
+    f.device->allow_pages(1);
+
+    REQUIRE(f.device->wait_cancels(3, kHang));  // The batches of the other members.
+    f.device->allow_all();
+    const Mover::Finished failed = f.engine->next_finished();
+    CHECK(code_of(failed) == Errc::kIo);
+    CHECK(failed.blocks == 1);
+    CHECK(failed.failed_blocks.size() == 14);
+    CHECK(f.server.metric_becomes("pegaflow_pins", 0));
+    f.engine->accept_last_load();
+    CHECK(f.memory.wrong_bytes() == 0);
+  }
+
   TEST_CASE("a batch that the device rejects ends the load, after the copies in flight") {
     Slow f;
     f.save(kNeeded);

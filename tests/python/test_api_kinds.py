@@ -334,7 +334,7 @@ def test_the_native_module_saves_claims_and_loads_kinds_and_names_them_in_the_jo
 
     for given, words in (
         ([(0, 0, 1)], r"\(0, 0, 1\) is not a range \(kind, first, count, blocks\)"),
-        ([(1, 13, 1, [0])], "1 blocks for 1 keys of kind 1, which has 2 members"),
+        ([(1, 13, 1, [0])], "1 blocks for 1 keys of kind 1, which has 2 for each key"),
         ([(0, 7, 2, [0, 1])], "2 blocks of kind 0 from 7 on are not claimed"),
         ([(0, 0, 1, [0]), (0, 1, 1, [1])], "two ranges of kind 0"),
     ):

@@ -88,8 +88,8 @@ TEST_SUITE("several kinds of blocks without a server") {
       return text(mover->save(id, 1, kind, std::vector<BlockKey>(keys), blocks, {}));
     };
     CHECK(save(3, 1, {0}) == "kind 3 of 3 kinds of blocks");
-    CHECK(save(1, 2, {0, 1, 2}) == "3 blocks for 2 keys of kind 1, which has 2 members");
-    CHECK(save(2, 1, {0}) == "1 blocks for 1 keys of kind 2, which has 0 members");
+    CHECK(save(1, 2, {0, 1, 2}) == "3 blocks for 2 keys of kind 1, which has 2 for each key");
+    CHECK(save(2, 1, {0}) == "1 blocks for 1 keys of kind 2, which has 0 for each key");
     CHECK(save(1, 0, {}).find("0 blocks in a job") == 0);
     CHECK(save(1, 2, {7, 19, 7, 20}) == "block 20 of 20");
     CHECK(save(1, 2, {7, 19, 8, 19}) == "block 8 of 8");  // Each member has blocks of its own.
@@ -106,7 +106,7 @@ TEST_SUITE("several kinds of blocks without a server") {
           "2 blocks of kind 0 from 7 on are not claimed (4 from 4 on are)");
     CHECK(load({{{2, 3, 1}, {}}}) == "1 blocks of kind 2 from 3 on are not claimed (none is)");
     CHECK(load({{{0, 4, 2}, two}, {{0, 6, 2}, two}}) == "a load has two ranges of kind 0");
-    CHECK(load({{{1, 5, 2}, two}}) == "2 blocks for 2 keys of kind 1, which has 2 members");
+    CHECK(load({{{1, 5, 2}, two}}) == "2 blocks for 2 keys of kind 1, which has 2 for each key");
     CHECK(load({{{0, 4, 0}, {}}}).find("0 blocks in a job") == 0);
     CHECK(mover->load(1, id, std::vector<LoadRange>{{{0, 6, 2}, two}}, claimed).error().code ==
           Errc::kPeerLost);

@@ -84,6 +84,21 @@ inline void model_batch(const Device::Batch& batch, const PageLayout& layout,
   }
 }
 
+/// A checksum that was computed is that of its page, which `pool` has.
+inline void check_checksums(const Device::Batch& batch, std::uint64_t page_bytes,
+                            std::span<const Device::Completion> ended,
+                            std::span<const std::byte> pool) {
+  const auto done = std::find_if(ended.begin(), ended.end(),
+                                 [&](const auto& one) { return one.ticket == batch.ticket; });
+  REQUIRE(done != ended.end());
+  for (std::size_t i = 0; i < done->checksums.size(); ++i) {
+    if (done->checksums[i] == kNoChecksum) continue;
+    CHECK(batch.copies[i].checksum);
+    CHECK(done->checksums[i] ==
+          PageChecksum::of(pool.subspan(batch.copies[i].pool_offset, page_bytes)));
+  }
+}
+
 /// The pages of all groups lie one behind the other in each slot, and every byte of both memories
 /// is compared: those of the pages, and those that no copy may touch.
 inline void check_overlaid_layouts(LayoutsRig& rig, std::mt19937_64& random) {
@@ -112,7 +127,8 @@ inline void check_overlaid_layouts(LayoutsRig& rig, std::mt19937_64& random) {
       Device::Batch batch{.ticket = ++batches, .direction = direction, .copies = {}};
       batch.layout = group;
       for (std::size_t i = 0; i < slots; ++i) {
-        batch.copies.push_back({blocks[group * slots + i], i * slot + offset});
+        const bool checksum = random() % 4 == 0;
+        batch.copies.push_back({blocks[group * slots + i], i * slot + offset, checksum});
       }
       if (random() % 2 == 0) std::shuffle(batch.copies.begin(), batch.copies.end(), random);
       offset += layouts[group].page_bytes();
@@ -123,7 +139,11 @@ inline void check_overlaid_layouts(LayoutsRig& rig, std::mt19937_64& random) {
       model_batch(batch, layouts[batch.layout], rig.engine, memory, pool);
       REQUIRE(rig.device.submit(batch));
     }
-    for (const Device::Completion& done : rig.wait_for(batches)) CHECK_FALSE(done.error);
+    const std::vector<Device::Completion> ended = rig.wait_for(batches);
+    for (const Device::Completion& done : ended) CHECK_FALSE(done.error);
+    for (const Device::Batch& batch : given) {
+      check_checksums(batch, layouts[batch.layout].page_bytes(), ended, pool);
+    }
     CHECK(rig.read() == memory);
     CHECK(std::equal(pool.begin(), pool.end(), rig.pool.begin()));
   }
