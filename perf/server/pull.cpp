@@ -52,9 +52,10 @@ class WatchedDevice final : public Device {
     return at;
   }
 
-  Result<void> attach(const PageLayout& layout, std::span<std::byte> pool,
+  using Device::attach;
+  Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override {
-    return device_->attach(layout, pool, [this, sink = std::move(sink)](Completion&& done) {
+    return device_->attach(layouts, pool, [this, sink = std::move(sink)](Completion&& done) {
       Clock::time_point none{};
       if (!done.error) first_.compare_exchange_strong(none, Clock::now());
       sink(std::move(done));

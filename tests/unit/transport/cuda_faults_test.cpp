@@ -291,6 +291,29 @@ TEST_SUITE("CudaDevice, with faults") {
     CHECK(software->registered_ranges() == 0);
   }
 
+  TEST_CASE("without memory for the second of two layouts, nothing of the first is kept") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    auto software = std::make_shared<SoftwareCuda>(testing::seed());
+    const testing::DeviceMemory small(software, 1, 4 << 10, 4);
+    const testing::DeviceMemory large(software, 1, 1 << 20, 4);  // 32 pieces.
+    const testing::PoolMemory pool(slot_bytes_for((1 << 20) + (4 << 10)) * 4);
+    CudaDevice::Options options = testing::small_options();
+    options.path = Path::kDirect;
+    auto device = CudaDevice::create(options, software).value();
+    const std::vector<PageLayout> layouts{small.layout(), large.layout()};
+    const std::size_t before = software->live_objects();
+    software->refuse_allocations_from(8 * sizeof(cuda::Piece));
+
+    const auto refused = device->attach(layouts, pool.bytes(), [](Device::Completion&&) {});
+
+    CHECK(refused.error().code == Errc::kOutOfCapacity);
+    CHECK(software->live_objects() == before);
+    software->refuse_allocations_from(~std::uint64_t{0});
+    CHECK(device->attach(layouts, pool.bytes(), [](Device::Completion&&) {}));
+    device->detach();
+    CHECK(software->live_objects() == before);
+  }
+
   TEST_CASE("a GPU without memory for staging copies directly, one with less takes less") {
     if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
     const auto path_with = [](std::uint64_t refused_from) {
