@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pegaflow.engine.kinds import BlockKinds, BlockRange
 from pegaflow.engine.view import salted
 
 if TYPE_CHECKING:
@@ -143,3 +144,39 @@ class KeyChain:
 
     def _keys_are_hashes(self) -> bool:
         return self.adapter is None and not self.salt
+
+
+class KindKeys:
+    """The keys of one request's blocks of several kinds. Bound to the scheduler's thread.
+
+    One chain in hash units names the blocks of all kinds; each block has the key of the unit that
+    it ends with. A kind's number is no part of a key: it is the server that keeps kinds apart.
+    """
+
+    __slots__ = ("chain", "_kinds")
+
+    def __init__(
+        self,
+        request: Any,
+        kinds: BlockKinds,
+        adapters: Adapters | None = None,
+        salt: bytes = b"",
+    ) -> None:
+        #: The chain of units: its blocks are units.
+        self.chain = KeyChain(request, kinds.unit_tokens, kinds.unit_tokens, adapters, salt)
+        self._kinds = kinds
+
+    def usable_units(self) -> int:
+        """How many leading units have a key that can be trusted now."""
+        return self.chain.usable_blocks()
+
+    def units(self, count: int) -> list[bytes]:
+        """The keys of the first ``count`` units, at most usable_units()."""
+        return self.chain.keys(0, count)
+
+    def key(self, kind: int, block: int) -> bytes:
+        """The key of one block, whose units are all usable."""
+        return self.chain.key(self._kinds.unit_of(self._kinds.kinds[kind], block))
+
+    def keys(self, kind: int, blocks: BlockRange) -> list[bytes]:
+        return [self.key(kind, block) for block in blocks.numbers()]
