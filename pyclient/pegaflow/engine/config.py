@@ -216,6 +216,21 @@ OPTIONS = (
         choices=("off", "sample", "all"),
     ),
     Option(
+        "window_interval",
+        2048,
+        "Models with sliding windows or chunks: the cache keeps what a request needs to continue "
+        "after each multiple of this many tokens, so that another prompt can branch off there. 0: "
+        "only at the ends of prompts and answers.",
+        unit="tokens",
+        bounds=(0, 1 << 30),
+    ),
+    Option(
+        "untested",
+        False,
+        "Serves models with kinds of cache groups that no test on a GPU has covered. Otherwise "
+        "their engines run without the cache.",
+    ),
+    Option(
         "log_interval_s",
         60.0,
         "The interval of the log line that summarizes loads and saves, if there were any. 0: none.",
@@ -259,6 +274,8 @@ class Settings:
     reserve_deadline_ms: float
     copy_threads: int
     verify: str
+    window_interval: int
+    untested: bool
     log_interval_s: float
     #: Remarks about accepted keys, for the log.
     remarks: tuple[str, ...] = ()

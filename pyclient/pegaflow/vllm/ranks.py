@@ -45,6 +45,8 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
     stated = getattr(kv_cache_config, "kv_tp_replicas", None)
     if tensor == 1 or (stated or 1) > 1:
         return stated or 1
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return 1  # in doubt: their layers may be replicated differently
     (group,) = kv_cache_config.kv_cache_groups
     by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     specs = list(by_layer.values()) if by_layer else [group.kv_cache_spec]

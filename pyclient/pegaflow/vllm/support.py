@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from pegaflow.engine.config import ConfigError, read_settings
+from pegaflow.engine.kinds import BlockKinds
 from pegaflow.vllm import ranks
+from pegaflow.vllm.kinds import UnservedGroups, layer_specs, read_kinds, spec_problem
+
+#: Whether several cache groups, windows, chunks and states are served: not before the rest of the
+#: connector and the server take part. Until then those engines run without the cache.
+SERVES_KINDS = False
+
+#: What was compared with an engine without a connector, by vLLM's device type: the labels of the
+#: kinds (KindRule.label) that a model has, in alphabetical order. Other models on such a device
+#: need `pegaflow.untested=true`. One group of full attention is served everywhere.
+VERIFIED: dict[str, frozenset[tuple[str, ...]]] = {
+    "cuda": frozenset(),
+    "cpu": frozenset(),
+}
 
 #: One group of exactly these: every token keeps its slot, and a block's bytes depend only on the
 #: tokens up to its end, also if vLLM's hybrid manager is off and a layer with a window keeps all
@@ -21,7 +36,10 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
 
     Both roles call it with their own copy of the configuration and get the same result.
     """
-    return _parallelism(vllm_config) or _model(vllm_config) or _groups(kv_cache_config)
+    reason = _parallelism(vllm_config) or _model(vllm_config)
+    if reason or not SERVES_KINDS or _is_one_of_full_attention(kv_cache_config):
+        return reason or _groups(kv_cache_config)
+    return _kinds(vllm_config, kv_cache_config)
 
 
 def kind_of_refusal(vllm_config: Any, kv_cache_config: Any) -> str:
@@ -94,40 +112,86 @@ def _images(vllm_config: Any) -> str:
     return ""
 
 
+def _is_one_of_full_attention(kv_cache_config: Any) -> bool:
+    groups = kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and all(
+        type(spec).__name__ in _SERVED_SPECS for spec in layer_specs(groups[0])
+    )
+
+
+def _kinds(vllm_config: Any, kv_cache_config: Any) -> str:
+    """The same for several cache groups, windows, chunks and states."""
+    try:
+        kinds = read_kinds(kv_cache_config, vllm_config.cache_config)
+    except UnservedGroups as error:
+        return str(error)
+    reason = _release() or _verified(vllm_config, kinds)
+    return reason + _could_be_one(kv_cache_config) if reason else ""
+
+
+def _release() -> str:
+    """A failed load of one group is reported by its blocks. With several groups that ends the
+    engine, and the blocks of a window are no prefix, so the whole request must be reported.
+    """
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    if hasattr(KVConnectorBase_V1, "get_transfer_results"):
+        return ""
+    return (
+        f"vLLM {getattr(vllm, '__version__', '')} cannot report a failed load of several cache "
+        "groups or of windows; 0.30 and later can"
+    )
+
+
+def _verified(vllm_config: Any, kinds: BlockKinds) -> str:
+    labels = tuple(sorted({kind.rule.label for kind in kinds.kinds}))
+    device = getattr(getattr(vllm_config, "device_config", None), "device_type", "cuda")
+    if labels in VERIFIED.get(device, ()):
+        return ""
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    try:
+        if read_settings(getattr(transfer, "kv_connector_extra_config", None) or {}).untested:
+            return ""
+    except ConfigError:
+        return ""  # it is reported as such
+    return (
+        f"models with cache groups of kinds {', '.join(labels)} are not verified on this device "
+        "yet; pegaflow.untested=true serves them"
+    )
+
+
+def _could_be_one(kv_cache_config: Any) -> str:
+    """Advice, if vLLM can make the groups one of full attention."""
+    names = {
+        type(spec).__name__
+        for group in kv_cache_config.kv_cache_groups
+        for spec in layer_specs(group)
+    }
+    if names <= {*_SERVED_SPECS, *_PROMOTED_SPECS} and names & set(_SERVED_SPECS):
+        return (
+            "; --disable-hybrid-kv-cache-manager makes them one, for which windows "
+            "need as much GPU memory as full attention"
+        )
+    return ""
+
+
 def _groups(kv_cache_config: Any) -> str:
+    """Why the cache groups are not one of full attention; empty if they are."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        kinds = sorted({type(spec).__name__ for group in groups for spec in _specs(group)})
+        kinds = sorted({type(spec).__name__ for group in groups for spec in layer_specs(group)})
         reason = f"{len(groups)} cache groups ({', '.join(kinds) or 'none'}) are not supported yet"
-        could_be_one = set(kinds) <= {*_SERVED_SPECS, *_PROMOTED_SPECS}
-        if could_be_one and set(kinds) & set(_SERVED_SPECS):
-            return (
-                f"{reason}; --disable-hybrid-kv-cache-manager makes them one, for which windows "
-                "need as much GPU memory as full attention"
-            )
-        return f"{reason}, one is"
+        return reason + (_could_be_one(kv_cache_config) or ", one is")
     (group,) = groups
     if getattr(group, "is_eagle_group", False):
         return "layers of a draft model are not supported yet"
     if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
         return "a connector may not transfer the cache group"
-    for spec in _specs(group):
-        if reason := _spec(spec):
+    for spec in layer_specs(group):
+        kind = type(spec).__name__
+        if kind not in _SERVED_SPECS:
+            return f"layers of kind {kind} are not supported yet"
+        if reason := spec_problem(spec):
             return reason
-    return ""
-
-
-def _specs(group: Any) -> list[Any]:
-    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return list(by_layer.values()) if by_layer else [group.kv_cache_spec]
-
-
-def _spec(spec: Any) -> str:
-    kind = type(spec).__name__
-    if kind not in _SERVED_SPECS:
-        return f"layers of kind {kind} are not supported yet"
-    if getattr(spec, "non_causal", False):
-        return "layers that look ahead have different KV for the same prefix"
-    if getattr(spec, "prefix_replay_tokens", 0):
-        return "layers that recompute a window after each hit are not supported yet"
     return ""
