@@ -11,8 +11,6 @@ layer's spec where a worker's has each layer's.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -86,11 +84,8 @@ def _check_groups(kv_cache_config: Any) -> None:
             raise UnservedGroups("layers of a draft model are not supported yet")
         if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
             raise UnservedGroups("a connector may not transfer the cache group")
-        role = getattr(group, "role", None)
-        if role is not None and getattr(role, "value", role) != "default":
-            raise UnservedGroups(
-                f"cache groups with the role {getattr(role, 'value', role)} are not supported yet"
-            )
+        if (role := getattr(group, "role", "default")) != "default":
+            raise UnservedGroups(f"cache groups with the role {role} are not supported yet")
         if shared := layers & set(group.layer_names):
             raise UnservedGroups(f"cache groups that share layer {min(shared)} are not supported")
         layers |= set(group.layer_names)
@@ -140,7 +135,7 @@ def _rule(spec: Any) -> tuple[KindRule, int]:
 
 
 def _hash_unit(kv_cache_config: Any, cache_config: Any, blocks: Sequence[int]) -> int:
-    """Tokens between two block hashes. Releases before 0.31 do not state it."""
+    """Tokens between two block hashes, which older releases do not state."""
     unit = getattr(kv_cache_config, "hash_block_size", None) or getattr(
         cache_config, "hash_block_size", None
     )
@@ -157,8 +152,8 @@ def saved_blocks(
     Windows: vLLM's own mask for them, so that a later release which needs other blocks gets them.
     Its interval of retained boundaries is left to the caller, who has one of his own.
     """
-    if kind.rule == KindRule.TRAILING and (manager := _window_manager()) is not None:
-        mask = _window_mask(manager, spec, first, end, alignment, boundaries)
+    if kind.rule == KindRule.TRAILING:
+        mask = _window_mask(spec, first, end, alignment, boundaries)
         return [True] * (end - first) if mask is None else list(mask)
     marked = [False] * (end - first)
     for boundary in boundaries:
@@ -168,27 +163,17 @@ def saved_blocks(
     return marked
 
 
-@functools.cache
-def _window_manager() -> Any:
-    """vLLM's manager of windows, if its mask takes boundaries; None in other releases."""
-    try:
-        from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
-    except ImportError:
-        return None
-    mask = getattr(SlidingWindowManager, "reachable_block_mask", None)
-    takes_them = mask is not None and "reachable_boundaries" in inspect.signature(mask).parameters
-    return SlidingWindowManager if takes_them else None
-
-
 def _window_mask(
-    manager: Any, spec: Any, first: int, end: int, alignment: int, boundaries: Sequence[int]
+    spec: Any, first: int, end: int, alignment: int, boundaries: Sequence[int]
 ) -> Sequence[bool] | None:
+    from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+
     if extra := getattr(spec, "extra_retained_tokens", 0):
         # The mask of vLLM's own cache leaves them out; a load has to bring them.
         spec = dataclasses.replace(
             spec, sliding_window=spec.sliding_window + extra, extra_retained_tokens=0
         )
-    return manager.reachable_block_mask(
+    return SlidingWindowManager.reachable_block_mask(
         start_block=first,
         end_block=end,
         alignment_tokens=alignment,

@@ -133,20 +133,20 @@ def _release() -> str:
     """A failed load of one group is reported by its blocks. With several groups that ends the
     engine, and the blocks of a window are no prefix, so the whole request must be reported.
     """
-    import vllm
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     if hasattr(KVConnectorBase_V1, "get_transfer_results"):
         return ""
     return (
-        f"vLLM {getattr(vllm, '__version__', '')} cannot report a failed load of several cache "
-        "groups or of windows; 0.30 and later can"
+        "this vLLM cannot report a failed load of several cache groups or of windows; 0.30 and "
+        "later can"
     )
 
 
 def _verified(vllm_config: Any, kinds: BlockKinds) -> str:
     labels = tuple(sorted({kind.rule.label for kind in kinds.kinds}))
-    device = getattr(getattr(vllm_config, "device_config", None), "device_type", "cuda")
+    device_config = getattr(vllm_config, "device_config", None)
+    device = getattr(device_config, "device_type", "cuda")
     if labels in VERIFIED.get(device, ()):
         return ""
     transfer = getattr(vllm_config, "kv_transfer_config", None)
