@@ -286,9 +286,45 @@ def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometr
     (group,) = kv_cache_config.kv_cache_groups
     if others := sorted(set(kv_caches) - set(group.layer_names)):
         raise Unservable(f"layers that share the KV of others are not supported yet: {others[0]}")
-    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    specs = by_layer or dict.fromkeys(group.layer_names, group.kv_cache_spec)
     try:
-        return geometry(kv_caches, group.layer_names, specs, kv_cache_config.num_blocks)
+        return geometry(
+            kv_caches, group.layer_names, _layer_specs(group), kv_cache_config.num_blocks
+        )
     except LayoutError as error:
         raise Unservable(str(error)) from None
+
+
+def read_geometries(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Geometry]:
+    """The places of the blocks of each cache group.
+
+    A stage without a layer of some group has no bytes of it. Groups lie in the same memory: a block
+    belongs to one of them at a time.
+
+    Raises:
+        Unservable: the tensors have an unknown layout, or layers share them.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    known = {layer for group in groups for layer in group.layer_names}
+    if others := sorted(set(kv_caches) - known):
+        raise Unservable(f"layers that share the KV of others are not supported yet: {others[0]}")
+    count = kv_cache_config.num_blocks
+    try:
+        places = [
+            geometry(kv_caches, group.layer_names, _layer_specs(group), count)
+            if group.layer_names
+            else None
+            for group in groups
+        ]
+    except LayoutError as error:
+        raise Unservable(str(error)) from None
+    devices = {(place.device, place.device_index) for place in places if place is not None}
+    if len(devices) != 1:
+        raise Unservable(f"the KV cache lies on {len(devices)} devices")
+    ((device, index),) = devices
+    nothing = Geometry((), (), count, (), device, index)
+    return [place or nothing for place in places]
+
+
+def _layer_specs(group: Any) -> Mapping[str, Any]:
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return by_layer or dict.fromkeys(group.layer_names, group.kv_cache_spec)

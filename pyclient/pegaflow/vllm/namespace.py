@@ -16,10 +16,12 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pegaflow.engine.kinds import BlockKinds
+from pegaflow.engine.layout import Geometry
 from pegaflow.vllm import ranks
 
 Factors = list[tuple[str, str]]
@@ -57,7 +59,9 @@ def spec_factor(spec: Any) -> str:
     for name, default in _SPEC_FIELDS:
         value = getattr(spec, name, default)
         if value is not None and value != default:
-            values.append(f"{name}={int(value) if isinstance(value, enum.IntEnum) else value}")
+            if isinstance(value, enum.Enum):
+                value = int(value) if isinstance(value, enum.IntEnum) else value.name
+            values.append(f"{name}={value}")
     return f"{type(spec).__name__}({', '.join(values)})"
 
 
@@ -75,7 +79,14 @@ _SPEC_FIELDS = (
     ("cache_dtype_str", None),
     # They do not change the places of bytes, but what deeper layers compute from them.
     ("sliding_window", None),
+    ("extra_retained_tokens", 0),
     ("attention_chunk_size", None),
+    # States. The size of one follows from these; padding behind it is not saved.
+    ("shapes", None),
+    ("dtypes", None),
+    ("mamba_type", None),
+    ("mamba_cache_mode", None),
+    ("tp_replicated", False),
 )
 
 
@@ -96,16 +107,83 @@ def factors(
     names in the page's order, ``arrangements`` the byte order of each of them (layout.Geometry);
     both come from the registered tensors.
     """
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    parallel = vllm_config.parallel_config
     (group,) = kv_cache_config.kv_cache_groups
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     spec_texts = [spec_factor(specs[layer] if specs else group.kv_cache_spec) for layer in layers]
-    algorithm = str(cache.prefix_caching_hash_algo)
     # All ranks of an instance have one list, although each stage has its own layers. The format of
     # each layer follows from the model, its stages and the skipped layers.
-    is_staged = parallel.pipeline_parallel_size > 1
+    is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
     by_layer = _each_once if is_staged else _runs
+    blocks = {
+        "layout": by_layer(arrangements),
+        "block_tokens": str(group.kv_cache_spec.block_size),
+        "hash_unit_tokens": str(hash_unit),
+        "group": by_layer(spec_texts),
+        "layers": ranks.stages(vllm_config) if is_staged else ",".join(layers),
+    }
+    return _listed(vllm_config, kv_cache_config, blocks, weights, processor, instance)
+
+
+def factors_of_kinds(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    kinds: BlockKinds,
+    places: Sequence[Geometry],
+    *,
+    weights: str,
+    processor: str = "",
+    instance: str,
+) -> Factors:
+    """The same for several kinds, or one of several members. ``places`` are those of the cache
+    groups.
+    """
+    is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
+    by_layer = _each_once if is_staged else _runs
+    groups = kv_cache_config.kv_cache_groups
+    texts: dict[str, list[str]] = {"layout": [], "block_tokens": [], "group": [], "layers": []}
+    page_bytes = []
+    for kind in kinds.kinds:
+        layers = [layer for group in kind.members for layer in places[group].layers]
+        if not layers:
+            raise ValueError(f"a rank has no layer of kind {kind.rule.label}")
+        arrangements = [text for group in kind.members for text in places[group].arrangements]
+        by_name = {
+            layer: spec for group in kind.members for layer, spec in _by_layer(groups[group])
+        }
+        specs = by_layer([spec_factor(by_name[layer]) for layer in layers])
+        texts["layout"].append(by_layer(arrangements))
+        texts["block_tokens"].append(str(kind.block_tokens))
+        texts["group"].append(f"{kind.rule.label} {kind.tokens}: {specs}")
+        texts["layers"].append("+".join(",".join(places[group].layers) for group in kind.members))
+        page_bytes.append("+".join(str(places[group].page_bytes) for group in kind.members))
+    blocks = {name: " || ".join(of_kinds) for name, of_kinds in texts.items()}
+    blocks["hash_unit_tokens"] = str(kinds.unit_tokens)
+    more = [("alignment_tokens", str(kinds.alignment_tokens))]
+    if is_staged:
+        blocks["layers"] = ranks.stages(vllm_config)
+    else:
+        more.append(("page_bytes", " || ".join(page_bytes)))
+    return _listed(vllm_config, kv_cache_config, blocks, weights, processor, instance) + more
+
+
+def _by_layer(group: Any) -> list[tuple[str, Any]]:
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return [(layer, specs[layer] if specs else group.kv_cache_spec) for layer in group.layer_names]
+
+
+def _listed(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    blocks: Mapping[str, str],
+    weights: str,
+    processor: str,
+    instance: str,
+) -> Factors:
+    """The list, with the given texts about the bytes of blocks."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    algorithm = str(cache.prefix_caching_hash_algo)
+    is_staged = parallel.pipeline_parallel_size > 1
     skipped = ",".join(map(str, getattr(cache, "kv_cache_dtype_skip_layers", None) or ()))
     layout = getattr(kv_cache_config, "kv_cache_layout", None)
     listed = [
@@ -118,13 +196,13 @@ def factors(
         ("overrides", _overrides(model)),
         ("rope", _rope(model)),
         ("kv_dtype", str(cache.cache_dtype)),
-        ("layout", f"{layout}; {by_layer(arrangements)}"),
-        ("block_tokens", str(group.kv_cache_spec.block_size)),
-        ("hash_unit_tokens", str(hash_unit)),
+        ("layout", f"{layout}; {blocks['layout']}"),
+        ("block_tokens", blocks["block_tokens"]),
+        ("hash_unit_tokens", blocks["hash_unit_tokens"]),
         ("hash_algorithm", algorithm),
         ("hash_fingerprint", hash_fingerprint(algorithm, instance)),
-        ("group", by_layer(spec_texts)),
-        ("layers", ranks.stages(vllm_config) if is_staged else ",".join(layers)),
+        ("group", blocks["group"]),
+        ("layers", blocks["layers"]),
         ("tp", str(parallel.tensor_parallel_size)),
         ("pp", str(parallel.pipeline_parallel_size)),
         ("dcp", str(getattr(parallel, "decode_context_parallel_size", 1))),
