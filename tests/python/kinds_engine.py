@@ -217,7 +217,7 @@ class KindsConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external: int) -> None:
         local = self.local[request.request_id]
         if num_external == 0:
-            self.hits[request.request_id] = (local, 0)
+            self.hits.setdefault(request.request_id, (local, 0))
             return
         _, ranges, held = self.offered.pop(request.request_id)
         try:
