@@ -1,4 +1,4 @@
-"""The calculator of the demo for several kinds of blocks, against vLLM's scheduler and the plans."""
+"""The demo's calculator for several kinds of blocks, against vLLM's scheduler and the plans."""
 
 import random
 
