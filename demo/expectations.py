@@ -62,6 +62,17 @@ class Layers:
         return {token // self.block_tokens for token in range(oldest, tokens)}
 
 
+#: The layers of tools/vllm-cpu/make_hybrid.py's models in vLLM's CPU build, with --block-size 32.
+#: vLLM chooses the blocks of states.
+MODEL_LAYERS: dict[str, tuple[Layers, ...]] = {
+    "gemma3": (Layers("full", 32), Layers("window", 32, 128, copies=2)),
+    "gpt-oss": (Layers("full", 32), Layers("window", 32, 128)),
+    "mistral-window": (Layers("window", 32, 128),),
+    "qwen3-next": (Layers("full", 256), Layers("state", 256, copies=3)),
+    "granite": (Layers("full", 256), Layers("state", 256, copies=3)),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Expected:
     """What one request must load and add to the cache, by the name of the layers."""

