@@ -9,6 +9,7 @@ have said.
 import collections
 import dataclasses
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,10 @@ SHAPES: dict[str, list[Any]] = {
     "llama4": [chunked(16, 64), chunked(16, 64), full(16)],
     "qwen3-next": [state(64), state(64), state(64), full(64)],
     "states and windows": [state(64), window(32, 40), full(64)],
+    "retained tokens": [
+        full(16),
+        SlidingWindowSpec(block_size=16, sliding_window=33, extra_retained_tokens=3, **HEADS),
+    ],
     "two of full": [
         full(16),
         FullAttentionSpec(16, num_kv_heads=1, head_size=16, dtype=torch.half),
@@ -376,9 +381,24 @@ class KindsEngine:
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
+    def restart_server(self) -> None:
+        """The store is empty, and the connector knows it."""
+        for blocks in self.store.blocks:
+            blocks.clear()
+        for _, _, plan in self.connector.requests.values():
+            plan.forget()
+
     def reset_local(self) -> None:
         self.run()
         assert self.scheduler.reset_prefix_cache()
+
+    def preempt_all(self) -> None:
+        """Takes the blocks of all running requests, as vLLM's reset_running_requests does."""
+        self.counts["preemptions"] += len(self.scheduler.running)
+        while self.scheduler.running:
+            request = self.scheduler.running.pop()
+            self.scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        self.scheduler.prev_step_scheduled_req_ids.clear()
 
     # ---- steps
 
@@ -533,9 +553,11 @@ class KindsEngine:
                 block = table[(start - 1) // kind.block_tokens]
                 self._expect(request_id, group, block, 0, values[start - 1])
             return
+        spec = self.kv_config.kv_cache_groups[group].kv_cache_spec
         first = {
             KindRule.PREFIX: 0,
-            KindRule.TRAILING: max(0, start - kind.tokens),
+            # Without the tokens that are retained for drafts.
+            KindRule.TRAILING: max(0, start + 1 - (getattr(spec, "sliding_window", None) or 0)),
             KindRule.CHUNK: start // kind.tokens * kind.tokens if kind.tokens else 0,
         }[kind.rule]
         for token in range(first, start):

@@ -511,6 +511,10 @@ def test_a_table_with_any_change_is_refused_or_pairs_the_same_blocks(seed):
         changed = copy.deepcopy(tables)
         one = draw.choice([t for t in changed if t])
         place = draw.randrange(len(one))
+        kind = next(k for k in kinds.kinds for g in k.members if changed[g] is one)
+        own = local // kind.block_tokens
+        if kind.rule != PREFIX and kind.needed(tokens).first <= place < own:
+            continue  # vLLM's own hit
         one[place] = 0 if one[place] else 999_999
         with pytest.raises(LoadRefused):
             pair(kinds, claim, changed, local, tokens - local)
@@ -539,7 +543,7 @@ def test_kinds_are_served_if_they_were_verified_or_the_operator_says_so(served, 
     plain = vllm_config("unix:/nowhere.sock")
     reason = support.unsupported(plain, kv_config)
     assert "not verified" in reason and "pegaflow.untested=true" in reason
-    could_be_one = name in ("gemma3", "gpt-oss", "two windows", "llama4", "two of full")
+    could_be_one = "state" not in name and name not in ("mistral-window", "qwen3-next")
     assert ("--disable-hybrid-kv-cache-manager" in reason) == could_be_one
     labels = tuple(sorted({kind.rule.label for kind in kinds_of(SHAPES[name]).kinds}))
     monkeypatch.setitem(support.VERIFIED, "cpu", frozenset({labels}))

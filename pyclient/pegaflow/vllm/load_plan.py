@@ -87,7 +87,7 @@ def pair(
     loads = []
     for index, kind in enumerate(kinds.kinds):
         for group in kind.members:
-            _check_table(kind, tables[group], tokens)
+            _check_table(kind, tables[group], tokens, local_tokens)
         missing = _missing(kind, tokens, local_tokens)
         if not _covers(claimed[index], missing):
             raise LoadRefused("not_claimed")
@@ -120,17 +120,15 @@ def _covers(claimed: BlockRange, wanted: BlockRange) -> bool:
     return wanted.count == 0 or inside
 
 
-def _check_table(kind: BlockKind, table: Sequence[int], tokens: int) -> None:
+def _check_table(kind: BlockKind, table: Sequence[int], tokens: int, local_tokens: int) -> None:
     """
     Raises:
         LoadRefused: it has a block where the rule needs none, or none where it needs one.
     """
     needed = kind.needed(tokens)
-    if len(table) < needed.end:
+    if len(table) < needed.end or any(table[: needed.first]):
         raise LoadRefused("allocation")
-    if kind.rule == KindRule.PREFIX:
-        if 0 in table[: needed.end]:
-            raise LoadRefused("allocation")
-        return
-    if any(table[: needed.first]) or 0 in table[needed.first : needed.end]:
+    # What vLLM's own hit has of a window is what vLLM needs of it.
+    own = 0 if kind.rule == KindRule.PREFIX else local_tokens // kind.block_tokens
+    if 0 in table[max(needed.first, own) : needed.end]:
         raise LoadRefused("allocation")

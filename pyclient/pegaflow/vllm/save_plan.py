@@ -99,8 +99,7 @@ class SavePlan:
                 # Its table starts over; blocks before the hit's window are not in it.
                 self._next[index] = kind.needed(local_tokens).first
             else:
-                known = min(known_tokens, local_tokens) // kind.block_tokens
-                self._next[index] = max(self._next[index], known)
+                self._next[index] = max(self._next[index], known_tokens // kind.block_tokens)
         self._seen = 0
 
     def loaded(self, tokens: int) -> None:
