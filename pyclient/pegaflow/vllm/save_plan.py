@@ -75,7 +75,9 @@ class SavePlan:
         self._kinds = rules.kinds
         self._prompt_tokens = prompt_tokens
         self.dropped = 0  #: Blocks that were not saved for lack of room, since take_dropped().
-        self._extra: set[int] = set()  # boundaries beside the prompt's end and the interval
+        # Boundaries beside the prompt's end and the interval: of the last admission, and others.
+        self._admitted: tuple[int, ...] = ()
+        self._extra: set[int] = set()
         # By kind: the blocks before this one were decided.
         self._next = [0] * len(self._kinds.kinds)
         self._saved: list[set[int]] = [set() for _ in self._kinds.kinds]
@@ -88,12 +90,10 @@ class SavePlan:
         """vLLM starts the request, or starts it again, behind its own hit of ``local_tokens``.
 
         ``known_tokens`` is the longest prefix that the cache can restore, ``junction`` the
-        request's shared_prefix_boundary.
+        request's shared_prefix_boundary. The last call counts, if vLLM admits the request later.
         """
-        if junction > 0:
-            self._extra.add(self._kinds.aligned(junction))
-        if local_tokens > known_tokens and not self._rules.has_states:
-            self._extra.add(self._kinds.aligned(local_tokens))
+        own = local_tokens if local_tokens > known_tokens and not self._rules.has_states else 0
+        self._admitted = (junction, own)
         for index, kind in enumerate(self._kinds.kinds):
             if kind.rule != KindRule.PREFIX:
                 # Its table starts over; blocks before the hit's window are not in it.
@@ -166,6 +166,8 @@ class SavePlan:
         kind that found no room.
         """
         tokens = min(tokens, usable_units * self._kinds.unit_tokens)
+        if not tables:
+            return [], []  # it was never admitted
         if not self._rules.has_states:
             self._extra.add(self._kinds.aligned(tokens))
             for index, kind in enumerate(self._kinds.kinds):
@@ -246,7 +248,7 @@ class SavePlan:
         begin = first * kind.block_tokens
         # A boundary farther behind them needs none of them.
         end = stop * kind.block_tokens + kind.tokens + self._kinds.alignment_tokens
-        known = {self._prompt_tokens - 1, self._prompt_tokens, *self._extra}
+        known = {self._prompt_tokens - 1, self._prompt_tokens, *self._admitted, *self._extra}
         found = {boundary for boundary in known if begin < boundary <= end}
         if interval := self._rules.interval_tokens:
             found.update(range((begin // interval + 1) * interval, end + 1, interval))
