@@ -405,6 +405,19 @@ def test_a_restarted_server_gets_what_is_still_there():
     assert plan.step(tables, 66, 4, 100) == first
 
 
+def test_only_the_last_admission_counts():
+    plan = SavePlan(rules([full(16), window(16, 33)]), prompt_tokens=200)
+    plan.admit(96, 0)
+    plan.admit(48, 0, junction=64)
+    found = plan.step([table(8), table(8, 50, nulls=1)], 100, 6, 100)
+    assert [one.block for one in found if one.kind == 1] == [1, 2, 3]
+
+
+def test_a_request_that_was_never_admitted_has_nothing_to_save():
+    plan = SavePlan(rules([full(16), window(16, 33)]), prompt_tokens=200)
+    assert plan.finish((), 0, 12, 100) == plan.finish(([], []), 0, 12, 100) == ([], [])
+
+
 def test_an_own_hit_that_the_cache_cannot_restore_is_a_boundary():
     groups = [full(16), window(16, 33)]
     for known, expected in ((64, []), (0, [2, 3])):
@@ -421,7 +434,8 @@ def test_only_whole_hits_are_asked_for_and_a_token_is_left_for_windows():
     plain, windows = kinds_of([full(16)]), kinds_of(SHAPES["gemma3"])
     assert (units_to_ask(plain, 64, 4), units_to_ask(windows, 64, 4)) == (4, 3)
     assert (units_to_ask(plain, 65, 4), units_to_ask(windows, 65, 4)) == (4, 4)
-    assert units_to_ask(kinds_of(SHAPES["two windows"]), 97, 5) == 4
+    two = kinds_of(SHAPES["two windows"])
+    assert (units_to_ask(two, 97, 5), units_to_ask(two, 97, 5, most_units=3)) == (4, 2)
 
 
 WINDOWS = kinds_of([full(16), window(16, 33)])

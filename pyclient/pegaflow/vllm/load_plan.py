@@ -34,9 +34,14 @@ class LoadRange(NamedTuple):
     blocks: tuple[int, ...]  #: Those of all members for one block, then for the next one.
 
 
-def units_to_ask(kinds: BlockKinds, prompt_tokens: int, usable_units: int) -> int:
-    """The number of leading units whose keys are sent, so that the answer can be offered."""
-    hashed = kinds.aligned(usable_units * kinds.unit_tokens)
+def units_to_ask(
+    kinds: BlockKinds, prompt_tokens: int, usable_units: int, most_units: int = 1 << 31
+) -> int:
+    """The number of leading units whose keys are sent, so that the answer can be offered.
+
+    ``most_units`` is the most that one question can have.
+    """
+    hashed = kinds.aligned(min(usable_units, most_units) * kinds.unit_tokens)
     return min(hashed, kinds.longest_hit(prompt_tokens)) // kinds.unit_tokens
 
 
