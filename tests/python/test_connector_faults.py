@@ -183,6 +183,33 @@ def test_a_revoked_claim_is_computed(own_pega, prompt):
         engine.check_at_rest()
 
 
+def test_a_failed_load_of_windows_is_reported_as_the_requests(own_pega, prompt):
+    tokens = prompt(300)
+    with Engine(own_pega.address) as engine:
+        engine.wait_ready()
+        store(engine, tokens)
+        engine.worker._worker.reports.by_request = True
+        session = engine.connector._scheduler._session
+
+        def revoke() -> None:
+            (load,) = engine.connector._scheduler.loads.under_way()
+            session.unclaim(load.token)
+            session.reset_cache(5.0)
+
+        when_load_is_ordered(engine, revoke)
+        made = engine.ask("x", tokens, 20)
+
+        assert engine.stats["load_failures{gone}"] == 1
+        assert engine.bad_blocks == []
+        # vLLM has started it again.
+        assert (made.loaded, made.local) == (0, 0)
+        engine.run()
+        engine.check_at_rest()
+        # Its blocks are saved again, and loaded without a failure.
+        engine.reset_local()
+        assert engine.ask("y", tokens, 4).loaded == 300 // BLOCK * BLOCK
+
+
 def test_a_server_that_stops_in_a_load_costs_its_deadline_and_no_more(own_pega, prompt):
     tokens = prompt(300)
     with Engine(own_pega.address, patient=False) as engine:

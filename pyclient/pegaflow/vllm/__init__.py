@@ -29,6 +29,12 @@ from pegaflow.vllm.scheduler_side import SchedulerSide
 from pegaflow.vllm.worker_side import WorkerSide
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # 0.30 and later
+        KVConnectorTransferResults,
+    )
+except ImportError:
+    KVConnectorTransferResults = None
+try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource  # 0.32 and later
 except ImportError:
     CacheHitSource = None
@@ -99,7 +105,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         elif self._role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerOff()
         else:
-            self._worker = WorkerOff()
+            self._worker = WorkerOff(by_request=build.fails_by_request(self._kv_cache_config))
         off = self._scheduler or self._worker
         off.counts.add("internal_errors", 1, self._side_name())
         rank = getattr(side, "rank", 0)
@@ -197,9 +203,11 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches, alone=self._is_alone())
         except build.Unservable as reason:
             log.warning("pegaflow: this engine runs without the cache: %s", reason)
-            rank = self._worker.rank
+            rank, by_request = self._worker.rank, self._worker.reports.by_request
             told = build.decline(self._vllm_config, "worker", reason, rank)
-            self._worker = WorkerOff(rank=rank, reason=str(reason), notice=told)
+            self._worker = WorkerOff(
+                rank=rank, reason=str(reason), notice=told, by_request=by_request
+            )
 
     def _is_alone(self) -> bool:
         """Whether this is the only connector, rather than one of a MultiConnector."""
@@ -228,10 +236,19 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        # get_transfer_results() calls this, in releases that have it.
         self._submit_saves()
         self._worker.collect()
         return None, self._worker.reports.take_received() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # 0.30 and later
+        _, received = self.get_finished(finished_req_ids)
+        return KVConnectorTransferResults(
+            finished_recving=set(received or ()), failed_recving=self._failed_loads()
+        )
+
+    @hook(set)
+    def _failed_loads(self) -> set[str]:
+        return self._worker.reports.take_failed()
 
     @hook(set)
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -19,7 +19,7 @@ from pegaflow.engine.layout import Geometry, LayoutError, geometry
 from pegaflow.vllm import adapters, namespace, ranks, weights
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.scheduler_side import SchedulerSide
-from pegaflow.vllm.support import kind_of_refusal, unsupported
+from pegaflow.vllm.support import is_one_of_full_attention, kind_of_refusal, unsupported
 from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
 
 log = logging.getLogger("vllm.pegaflow")
@@ -168,6 +168,11 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     )
 
 
+def fails_by_request(kv_cache_config: Any) -> bool:
+    """Whether a failed load is reported as that of a request, and not of blocks (Reports)."""
+    return kv_cache_config is not None and not is_one_of_full_attention(kv_cache_config)
+
+
 def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOff:
     try:
         settings = _settings(vllm_config)
@@ -175,14 +180,21 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
             raise Unservable("")
         path = _socket(settings)
     except Unservable:
-        return WorkerOff()  # the scheduler's side has logged the reason
+        # The scheduler's side has logged the reason.
+        return WorkerOff(by_request=fails_by_request(kv_cache_config))
 
     def make_mover(kv_caches: Any) -> Any:
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
 
     place = ranks.place(vllm_config, kv_cache_config)
     ahead = StepsAhead(bool(vllm_config.scheduler_config.async_scheduling))
-    return WorkerSide(make_mover, place.rank, saves=place.saves, ahead=ahead)
+    return WorkerSide(
+        make_mover,
+        place.rank,
+        saves=place.saves,
+        ahead=ahead,
+        by_request=fails_by_request(kv_cache_config),
+    )
 
 
 def _make_mover(

@@ -126,6 +126,7 @@ class WorkerOff:
         rank: int = 0,
         reason: str = "",
         notice: Any = None,
+        by_request: bool = False,
     ) -> None:
         """``reason`` is for the scheduler, if it does not know that this rank is off; ``notice``
         reports it to the server until this side is closed.
@@ -134,7 +135,7 @@ class WorkerOff:
         self.counts = was.counts if was else Counts()
         rank = was.rank if was else rank
         self.counts.set("serving", 0, f"worker-{rank}" if rank else "worker")
-        self.reports = was.reports if was else Reports(rank)
+        self.reports = was.reports if was else Reports(rank, by_request=by_request)
         if was or reason:
             self.reports.away("it failed, see its log" if was else reason)
         self._was = was

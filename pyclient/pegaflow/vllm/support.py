@@ -37,7 +37,7 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
     Both roles call it with their own copy of the configuration and get the same result.
     """
     reason = _parallelism(vllm_config) or _model(vllm_config)
-    if reason or not SERVES_KINDS or _is_one_of_full_attention(kv_cache_config):
+    if reason or not SERVES_KINDS or is_one_of_full_attention(kv_cache_config):
         return reason or _groups(kv_cache_config)
     return _kinds(vllm_config, kv_cache_config)
 
@@ -112,7 +112,8 @@ def _images(vllm_config: Any) -> str:
     return ""
 
 
-def _is_one_of_full_attention(kv_cache_config: Any) -> bool:
+def is_one_of_full_attention(kv_cache_config: Any) -> bool:
+    """Whether the model has one cache group, of which every token keeps its slot."""
     groups = kv_cache_config.kv_cache_groups
     return len(groups) == 1 and all(
         type(spec).__name__ in _SERVED_SPECS for spec in layer_specs(groups[0])

@@ -28,19 +28,26 @@ class _Job:
 class Reports:
     """The reports of a step: ended loads to vLLM, the outcomes of jobs to the scheduler's side.
 
-    Each report is taken exactly once.
+    Each report is taken exactly once. With one cache group of full attention vLLM learns which
+    blocks have failed, and keeps those before them. Otherwise it learns which requests have failed:
+    blocks of several groups would end the engine, and those of a window are no prefix.
     """
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, *, by_request: bool = False) -> None:
+        self.by_request = by_request
         self._rank = rank
         self._away: str | None = None  # unknown
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
+        self._failed: set[str] = set()
         self._report = WorkerReport()
 
     def load(self, order: LoadOrder, outcome: Outcome, bad: Sequence[int]) -> None:
         self._received.add(order.request_id)
-        self._bad_blocks.update(bad)
+        if not self.by_request:
+            self._bad_blocks.update(bad)
+        elif outcome.first_failed is not None:
+            self._failed.add(order.request_id)
         self._report.loads[order.load] = outcome
 
     def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
@@ -80,6 +87,11 @@ class Reports:
     def take_bad_blocks(self) -> set[int]:
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
+
+    def take_failed(self) -> set[str]:
+        """Requests among those received, of which some block has not come."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
@@ -129,18 +141,20 @@ class WorkerSide:
         *,
         saves: bool = True,
         ahead: StepsAhead | None = None,
+        by_request: bool = False,
     ) -> None:
         """
         Args:
             make_mover: Makes a mover for the registered tensors.
             saves: False for a rank whose bytes another one saves.
             ahead: The time by which loads that the GPU waits for may be completed early.
+            by_request: How failed loads are reported (Reports).
         """
         self.rank = rank
         self.name = f"worker-{rank}" if rank else "worker"
         self._saves = saves
         self.counts = Counts()
-        self.reports = Reports(rank)
+        self.reports = Reports(rank, by_request=by_request)
         self.mover: Any = None  # until vLLM registers its KV cache
         self.loads: dict[int, _Job] = {}
         self.saves: dict[int, SaveOrder] = {}
