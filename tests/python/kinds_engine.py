@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     SupportsHMA,
 )
+from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -71,13 +72,18 @@ def chunked(block: int, tokens: int) -> ChunkedLocalAttentionSpec:
     return ChunkedLocalAttentionSpec(block_size=block, attention_chunk_size=tokens, **HEADS)
 
 
-def state(block: int) -> MambaSpec:
+def state(block: int, **more: Any) -> MambaSpec:
     return MambaSpec(
         block_size=block,
         shapes=((4, 4),),
         dtypes=(torch.float32,),
         mamba_cache_mode="align",
+        **more,
     )
+
+
+#: The kernel writes the state inside of a step, as those of Mamba 2 on a GPU do.
+CHECKPOINTS = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
 
 
 #: The groups of small models of these families.
@@ -88,6 +94,7 @@ SHAPES: dict[str, list[Any]] = {
     "two windows": [full(16), window(32, 50), window(16, 20)],
     "llama4": [chunked(16, 64), chunked(16, 64), full(16)],
     "qwen3-next": [state(64), state(64), state(64), full(64)],
+    "states with checkpoints": [state(64, **CHECKPOINTS), state(64, **CHECKPOINTS), full(64)],
     "states and windows": [state(64), window(32, 40), full(64)],
     "retained tokens": [
         full(16),
@@ -298,7 +305,11 @@ class WrongBlock(AssertionError):
 
 
 class KindsEngine:
-    """One engine core and its memory. ``shape`` names the groups."""
+    """One engine core and its memory.
+
+    ``retention`` is vLLM's option for the boundaries that its own cache keeps; it offers the states
+    at those.
+    """
 
     def __init__(
         self,
@@ -310,6 +321,7 @@ class KindsEngine:
         draw: random.Random | None = None,
         asynchronous: bool = False,
         store: Store | None = None,
+        retention: int | None = 0,
         **changes: Any,
     ) -> None:
         config = vllm_config(
@@ -322,6 +334,7 @@ class KindsEngine:
         transfer.kv_connector_extra_config = {"interval": interval, "room": room}
         transfer.kv_load_failure_policy = "recompute"
         kv_config = cache_config(groups, blocks)
+        kv_config.prefix_cache_retention_interval = retention
         config.cache_config.block_size = groups[0].block_size
         if kv_config.has_mamba_layers:
             config.cache_config.mamba_cache_mode = "align"
@@ -575,6 +588,7 @@ class KindsEngine:
     ) -> None:
         kind = self.rules[group]
         if kind.rule == KindRule.STATE:
+            self._checkpoint(group, table, start, end, values)
             block = table[(end - 1) // kind.block_tokens]
             assert block != 0
             self.memory[block] = (group, {0: values[end - 1]})
@@ -587,6 +601,26 @@ class KindsEngine:
                 content = {}
                 self.memory[block] = (group, content)
             content[slot] = values[token]
+
+    def _checkpoint(
+        self, group: int, table: list[int], start: int, end: int, values: list[int]
+    ) -> None:
+        """The state that a kernel writes inside of a step, where vLLM's workers have it written."""
+        spec = self.kv_config.kv_cache_groups[group].kv_cache_spec
+        if not spec.num_prefill_checkpoint_blocks:
+            return
+        (offset,), (column,) = compute_mamba_prefill_checkpoints(
+            [end],
+            [end - start],
+            hash_block_size=self.kv_config.hash_block_size,
+            mamba_block_size=spec.block_size,
+            checkpoint_alignment=spec.prefill_checkpoint_alignment,
+            drop_eagle_block=False,
+            cache_hit_alignment_tokens=self.kv_config.cache_hit_alignment_tokens,
+        )
+        if column >= 0 and table[column] != 0:
+            self.memory[table[column]] = (group, {0: values[start + offset - 1]})
+            self.counts["checkpoints"] += 1
 
     def check_at_rest(self) -> None:
         assert not self.connector.saves and not self.connector.loads
