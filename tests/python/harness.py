@@ -59,6 +59,9 @@ PATIENT = {
     "pegaflow.load_patience_ms": 20_000,
 }
 
+#: Metrics whose label is the kind of the blocks; without it, an engine's stats have their sums.
+BY_KIND = ("loaded_blocks", "saved_blocks")
+
 #: The fake model computes faster than any load.
 ALWAYS = {"pegaflow.load_policy": "always"}
 
@@ -421,6 +424,8 @@ class Engine:
     def _note(self, stats: dict[str, Any]) -> None:
         for name, row in stats.items():
             for labels, value in row.items():
+                if labels and name in BY_KIND:
+                    self.stats[name] += value  # of all kinds
                 key = f"{name}{{{labels}}}" if labels else name
                 if isinstance(value, list):
                     self.stats[key] += len(value)

@@ -43,9 +43,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from pegaflow.engine.kinds import BlockKinds, KindRule
-from pegaflow.vllm.keys import KindKeys
+from pegaflow.vllm.keys import KeyChain, KindKeys
 from pegaflow.vllm.kinds import read_kinds
-from pegaflow.vllm.load_plan import (
+from pegaflow.vllm.plans.load_plan import (
     ClaimedRange,
     LoadRange,
     LoadRefused,
@@ -53,7 +53,7 @@ from pegaflow.vllm.load_plan import (
     pair,
     units_to_ask,
 )
-from pegaflow.vllm.save_plan import SavePlan, SaveRules, Storable
+from pegaflow.vllm.plans.save_plan import SavePlan, SaveRules, Storable
 from tests.python.fake_model import chain, next_token
 from tests.python.harness import vllm_config
 
@@ -197,7 +197,8 @@ class KindsConnector(KVConnectorBase_V1, SupportsHMA):
         self.pool = gpu_block_pool
 
     def on_new_request(self, request: Request) -> None:
-        keys = KindKeys(request, self.kinds)
+        unit = self.kinds.unit_tokens
+        keys = KindKeys(KeyChain(request, unit, unit), self.kinds)
         plan = SavePlan(self.rules, request.num_prompt_tokens)
         self.requests[request.request_id] = (request, keys, plan)
 
@@ -328,11 +329,7 @@ class KindsEngine:
             "unix:/nowhere.sock",
             **{"max_model_len": 4096, "max_num_batched_tokens": 256} | changes,
         )
-        transfer = config.kv_transfer_config
-        transfer.kv_connector = "KindsConnector"
-        transfer.kv_connector_module_path = "tests.python.kinds_engine"
-        transfer.kv_connector_extra_config = {"interval": interval, "room": room}
-        transfer.kv_load_failure_policy = "recompute"
+        self.choose_connector(config.kv_transfer_config, interval, room)
         kv_config = cache_config(groups, blocks)
         kv_config.prefix_cache_retention_interval = retention
         config.cache_config.block_size = groups[0].block_size
@@ -359,10 +356,7 @@ class KindsEngine:
             hash_block_size=unit,
             log_stats=True,
         )
-        self.connector: KindsConnector = self.scheduler.connector
-        self.kinds = self.connector.kinds
-        self.store = store or Store(self.kinds)
-        self.connector.store = self.store
+        self.kinds = read_kinds(kv_config, config.cache_config)
         self.draw = draw or random.Random(0)
         self.rules = {group: kind for kind in self.kinds.kinds for group in kind.members}
         #: By block id: the group that wrote it last, and the values of its slots (or its state).
@@ -373,6 +367,20 @@ class KindsEngine:
         self._queue: collections.deque[Any] = collections.deque()
         self.fail_loads = 0.0
         self.copy_chance = 1.0
+        self.connector = self.scheduler.connector
+        self.connect(store)
+
+    # ---- the connector
+
+    def choose_connector(self, transfer: Any, interval: int, room: int) -> None:
+        transfer.kv_connector = "KindsConnector"
+        transfer.kv_connector_module_path = "tests.python.kinds_engine"
+        transfer.kv_connector_extra_config = {"interval": interval, "room": room}
+        transfer.kv_load_failure_policy = "recompute"
+
+    def connect(self, store: Store | None) -> None:
+        self.store = store or Store(self.kinds)
+        self.connector.store = self.store
 
     # ---- requests
 
@@ -533,8 +541,7 @@ class KindsEngine:
 
     def _forward(self, output: Any) -> dict[str, list[int]]:
         for copy in output.kv_cache_block_copies or ():
-            owner, content = self.memory[copy.src_block_id]
-            self.memory[copy.dst_block_id] = (owner, dict(content))
+            self._copy_block(copy.src_block_id, copy.dst_block_id)
         sampled = {}
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[request_id]
@@ -552,9 +559,13 @@ class KindsEngine:
                 self._read(request_id, group, table, start, values)
                 self._compute(group, table, start, end, values)
             sampled[request_id] = [next_token(values[end - 1])] if end >= len(tokens) else []
+        self._has_computed()
+        return sampled
+
+    def _has_computed(self) -> None:
+        """The step has written its blocks."""
         for save in self.connector.saves:
             save.ready = True
-        return sampled
 
     def _read(
         self, request_id: str, group: int, table: list[int], start: int, values: list[int]
@@ -591,16 +602,23 @@ class KindsEngine:
             self._checkpoint(group, table, start, end, values)
             block = table[(end - 1) // kind.block_tokens]
             assert block != 0
-            self.memory[block] = (group, {0: values[end - 1]})
+            self._put(group, block, 0, values[end - 1])
             return
         for token in range(start, end):
             number, slot = divmod(token, kind.block_tokens)
-            block = table[number]
-            owner, content = self.memory.get(block, (-1, {}))
-            if owner != group or slot == 0:
-                content = {}
-                self.memory[block] = (group, content)
-            content[slot] = values[token]
+            self._put(group, table[number], slot, values[token])
+
+    def _put(self, group: int, block: int, slot: int, value: int) -> None:
+        """Writes a slot of a block, or its state. The first slot is written first."""
+        owner, content = self.memory.get(block, (-1, {}))
+        if owner != group or slot == 0:
+            content = {}
+            self.memory[block] = (group, content)
+        content[slot] = value
+
+    def _copy_block(self, source: int, target: int) -> None:
+        owner, content = self.memory[source]
+        self.memory[target] = (owner, dict(content))
 
     def _checkpoint(
         self, group: int, table: list[int], start: int, end: int, values: list[int]
@@ -619,7 +637,7 @@ class KindsEngine:
             cache_hit_alignment_tokens=self.kv_config.cache_hit_alignment_tokens,
         )
         if column >= 0 and table[column] != 0:
-            self.memory[table[column]] = (group, {0: values[start + offset - 1]})
+            self._put(group, table[column], 0, values[start + offset - 1])
             self.counts["checkpoints"] += 1
 
     def check_at_rest(self) -> None:

@@ -4,15 +4,16 @@ import pytest
 
 from pegaflow.engine.config import read_settings
 from pegaflow.engine.rates import LoadPolicy
-from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
 from pegaflow.vllm.lookups import STEP_PATIENCE_S, Lookups
 from pegaflow.vllm.messages import Outcome, WorkerReport
 from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.plans.one_kind import OneKind
 from pegaflow.vllm.requests import Claim, RequestState
 from tests.python.test_connector_keys import FakeRequest
 
 BLOCK = 16
+RULES = OneKind(BLOCK, BLOCK, 1_000_000)
 
 
 class Clock:
@@ -102,8 +103,7 @@ def lookups(clock, loads, policy, server) -> Lookups:
         read_settings({}, {}),
         loads,
         policy,
-        min_blocks=2,
-        block_size=BLOCK,
+        rules=RULES,
         follow=True,
         counts=Counts(),
         clock=clock,
@@ -113,7 +113,12 @@ def lookups(clock, loads, policy, server) -> Lookups:
 def state(blocks: int = 10) -> RequestState:
     request = FakeRequest(blocks * BLOCK, unit=BLOCK)
     request.request_id = f"r{id(request)}"
-    return RequestState(request, KeyChain(request, BLOCK, BLOCK), generation=0)
+    return state_of(request)
+
+
+def state_of(request: FakeRequest) -> RequestState:
+    chain = RULES.chain(request, None, b"")
+    return RequestState(request, chain, 0, RULES.progress(request, chain))
 
 
 def begin(loads: Loads, of: RequestState, blocks: int = 10):
@@ -150,7 +155,7 @@ def test_blocks_of_another_node_are_offered_and_still_saved_here(loads, lookups,
 
     assert lookups.blocks_beyond(one, 0) == 10
     # Four of ten blocks are here; the others may not arrive.
-    assert one.next_save == 4
+    assert one.progress.next_save == 4
     assert one.claim.coming == 6
 
 
@@ -257,7 +262,7 @@ def test_a_deadline_counts_the_bytes_queued_before(clock, loads):
 def test_a_request_that_waited_for_a_late_load_sends_its_own_lookup(clock, loads, lookups, server):
     leader = state()
     load = begin(loads, leader)
-    follower = RequestState(leader.request, KeyChain(leader.request, BLOCK, BLOCK), 0)
+    follower = state_of(leader.request)
     assert lookups.blocks_beyond(follower, 0) is None
     assert follower.followed is load
     clock.now += 1.0
@@ -272,9 +277,7 @@ def test_a_request_that_waited_for_a_late_load_sends_its_own_lookup(clock, loads
 def test_a_request_that_waited_for_a_failed_load_waits_for_no_other(loads, lookups, server):
     leader = state()
     load = begin(loads, leader)
-    followers = [
-        RequestState(leader.request, KeyChain(leader.request, BLOCK, BLOCK), 0) for _ in range(2)
-    ]
+    followers = [state_of(leader.request) for _ in range(2)]
     for follower in followers:
         assert lookups.blocks_beyond(follower, 0) is None
     loads.report({load.id: Outcome(failed=10, error="gone", first_failed=0)})
@@ -313,7 +316,7 @@ def test_a_load_ends_when_every_rank_has_reported_it(clock):
     assert loads.report({load.id: bad}) == [load]
 
     assert of.load_failed
-    assert of.next_save == 0
+    assert of.progress.next_save == 0
     assert loads._counts.data["loaded_bytes"] == {"": 9}
     assert loads._counts.data["load_failures"] == {"timeout": 1}
 

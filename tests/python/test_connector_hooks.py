@@ -27,7 +27,7 @@ SCHEDULER = [
     "_scheduler.loads.take_ends",
     "_scheduler.loads.order",
     "_scheduler.loads.report",
-    "_scheduler.saves.collect",
+    "_scheduler.saves.add",
     "_scheduler.saves.orders",
     "_scheduler.saves.report",
 ]

@@ -68,7 +68,7 @@ def test_counts_of_both_sides_add_up():
 
     assert found[f"vllm:pegaflow_misses_total{LABELS | {'reason': 'late'}}"] == 5
     assert found[f"vllm:pegaflow_misses_total{LABELS | {'reason': 'no_server'}}"] == 1
-    assert found[f"vllm:pegaflow_loaded_blocks_total{LABELS}"] == 7
+    assert found[f"vllm:pegaflow_loaded_blocks_total{LABELS | {'kind': 'full'}}"] == 7
     assert found[f"vllm:pegaflow_load_seconds_count{LABELS}"] == 2
     assert found[f"vllm:pegaflow_load_seconds_sum{LABELS}"] == pytest.approx(0.33)
     assert found[f"vllm:pegaflow_pinned_blocks{LABELS}"] == 1

@@ -9,7 +9,7 @@ from pegaflow.vllm.lookups import Lookups
 from pegaflow.vllm.messages import Outcome, WorkerReport
 from pegaflow.vllm.metrics import Counts
 from tests.python.harness import BLOCK, Engine
-from tests.python.test_connector_deadlines import Clock, SlowServer, begin, state
+from tests.python.test_connector_deadlines import RULES, Clock, SlowServer, begin, state
 
 TOKEN = b"t" * 16
 
@@ -41,8 +41,7 @@ class Side:
             read_settings({}, {}),
             self.loads,
             self.policy,
-            min_blocks=2,
-            block_size=BLOCK,
+            rules=RULES,
             follow=True,
             counts=self.counts,
             clock=self.clock,

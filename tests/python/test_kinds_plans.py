@@ -44,16 +44,16 @@ from vllm.v1.request import Request
 from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
 from pegaflow.vllm import namespace, ranks, support
 from pegaflow.vllm.build import Unservable, instance_id, read_geometries
-from pegaflow.vllm.keys import KindKeys
+from pegaflow.vllm.keys import KeyChain, KindKeys
 from pegaflow.vllm.kinds import UnservedGroups, read_kinds, saved_blocks
-from pegaflow.vllm.load_plan import (
+from pegaflow.vllm.plans.load_plan import (
     ClaimedRange,
     LoadRefused,
     offered_tokens,
     pair,
     units_to_ask,
 )
-from pegaflow.vllm.save_plan import SavePlan, SaveRules, Storable
+from pegaflow.vllm.plans.save_plan import SavePlan, SaveRules, Storable
 from tests.python.harness import vllm_config
 from tests.python.kinds_engine import (
     HEADS,
@@ -315,7 +315,7 @@ def test_a_block_of_each_kind_has_vllms_hash_at_its_end():
     hasher = get_request_block_hasher(kinds.unit_tokens, hash_fn)
     tokens = random.Random(1).choices(range(1000), k=333)
     request = Request("r", tokens, SamplingParams(max_tokens=9), None, block_hasher=hasher)
-    keys = KindKeys(request, kinds)
+    keys = KindKeys(KeyChain(request, kinds.unit_tokens, kinds.unit_tokens), kinds)
     assert keys.usable_units() == 333 // 16
     assert keys.units(20) == list(request.block_hashes)
     for index, kind in enumerate(kinds.kinds):
@@ -326,7 +326,8 @@ def test_a_block_of_each_kind_has_vllms_hash_at_its_end():
         assert keys.keys(index, blocks) == [expected[i] for i in blocks.numbers()]
     # A hash finer than vLLM's own count is another conversation's.
     request.block_hashes.extend([b"x" * 32] * 2)
-    assert KindKeys(request, kinds).usable_units() == 0
+    chain = KeyChain(request, kinds.unit_tokens, kinds.unit_tokens)
+    assert KindKeys(chain, kinds).usable_units() == 0
 
 
 # ---- saves

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
-from pegaflow.vllm import load_plan
-from pegaflow.vllm.save_plan import SavePlan, Storable
+from pegaflow.vllm.plans import load_plan
+from pegaflow.vllm.plans.save_plan import SavePlan, Storable
 from tests.python import kinds_engine
 from tests.python.kinds_engine import SHAPES, KindsEngine
 

@@ -174,7 +174,7 @@ class LoadPolicy:
         always: bool,
         block_size: int,
         most_tokens: int,
-        queued_blocks: Callable[[], int],
+        queued_blocks: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         """
@@ -215,7 +215,14 @@ class LoadPolicy:
             else -(-self.compute.unknown(blocks * self._block_size) // self._block_size)
         )
 
-    def slower_source(self, blocks: int, coming: int, last_s: float, computing: Computing) -> str:
+    def slower_source(
+        self,
+        blocks: int,
+        coming: int,
+        last_s: float,
+        computing: Computing,
+        pages: float | None = None,
+    ) -> str:
         """The source, "pool" or "peer", that makes a load slower than computing; empty: none does.
 
         Args:
@@ -223,6 +230,7 @@ class LoadPolicy:
             coming: The number of them that arrive from another node.
             last_s: Predicted seconds until the last of those arrives; 0: unknown.
             computing: The time to compute them.
+            pages: The number of blocks that are copied for them, if it is another one.
         """
         if not computing.block_s:
             return ""
@@ -232,7 +240,7 @@ class LoadPolicy:
         block_s = self.copies.block_s
         if not block_s:
             return ""
-        here = self._queued_blocks() + blocks - coming
+        here = self._queued_blocks() + (blocks if pages is None else pages) - coming
         return "pool" if here * block_s + LOAD_OVERHEAD_S > limit else ""
 
 

@@ -138,7 +138,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(_nothing)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def get_external_cache_hit_sources(  # 0.32 and later
         self, request: Any, num_external_tokens: int
@@ -165,13 +165,13 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Any, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._scheduler.finished(request, block_ids)
+        return False, self._scheduler.finished(request, (block_ids,))
 
     @hook(lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._scheduler.finished(request, block_ids[0] if block_ids else ())
+        return False, self._scheduler.finished(request, block_ids)
 
     @hook(lambda: False)
     def has_pending_push_work(self) -> bool:

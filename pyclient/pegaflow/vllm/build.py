@@ -15,9 +15,15 @@ from pegaflow.engine.config import (
     read_settings,
     socket_path,
 )
+from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, geometry
 from pegaflow.vllm import adapters, namespace, ranks, weights
+from pegaflow.vllm.kinds import read_kinds
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
+from pegaflow.vllm.plans import BlockRules
+from pegaflow.vllm.plans.one_kind import OneKind
+from pegaflow.vllm.plans.save_plan import SaveRules
+from pegaflow.vllm.plans.several_kinds import SeveralKinds
 from pegaflow.vllm.scheduler_side import SchedulerSide
 from pegaflow.vllm.support import is_one_of_full_attention, kind_of_refusal, unsupported
 from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
@@ -116,7 +122,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         log.info("pegaflow: %s", remark)
     if reason := _refusal(vllm_config, kv_cache_config, settings):
         raise Unservable(reason, kind_of_refusal(vllm_config, kv_cache_config))
-    unit = hash_unit(vllm_config, kv_cache_config)
+    rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
     transfer = vllm_config.kv_transfer_config
 
@@ -124,19 +130,15 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
 
     from pegaflow import _native
 
-    (group,) = kv_cache_config.kv_cache_groups
-    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    block_bytes = (
-        sum(spec.page_size_bytes for spec in specs.values())
-        if specs
-        else group.kv_cache_spec.page_size_bytes * len(group.layer_names)
-    )
     event_format = None
     events_config = getattr(vllm_config, "kv_events_config", None)
     if getattr(events_config, "enable_kv_cache_events", False):
         from pegaflow.vllm.event_format import EventFormat
 
-        event_format = EventFormat(group, group.kv_cache_spec.block_size)
+        groups = kv_cache_config.kv_cache_groups
+        kinds = _kinds(vllm_config, kv_cache_config)
+        first_members = [kind.members[0] for kind in kinds.kinds] if kinds else [0]
+        event_format = EventFormat(groups, first_members)
     may_load = transfer.is_kv_consumer and settings.mode != "save_only"
     scheduler = _native.random_id()
     session = _native.CacheSession(
@@ -151,10 +153,8 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     return SchedulerSide(
         session,
         settings,
+        rules=rules,
         scheduler=scheduler,
-        block_size=group.kv_cache_spec.block_size,
-        hash_unit=unit,
-        block_bytes=block_bytes,
         ranks=vllm_config.parallel_config.world_size,
         may_load=may_load,
         may_save=transfer.is_kv_producer,
@@ -166,6 +166,42 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         adapters=adapters.Adapters(adapters.salt(vllm_config)),
         name=f"server {path} instance {instance_id(vllm_config)}",
     )
+
+
+def _kinds(vllm_config: Any, kv_cache_config: Any) -> BlockKinds | None:
+    """The kinds of a model, if it has others than one group of full attention.
+
+    The support check has found that they can be served.
+    """
+    if is_one_of_full_attention(kv_cache_config):
+        return None
+    return read_kinds(kv_cache_config, vllm_config.cache_config)
+
+
+def block_rules(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> BlockRules:
+    """The rules of the engine's blocks.
+
+    Raises:
+        Unservable: hashes do not fit the blocks.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    if kinds := _kinds(vllm_config, kv_cache_config):
+        rules = SaveRules.of(kinds, kv_cache_config, settings.window_interval)
+        sizes = [
+            sum(_page_bytes(groups[number]) for number in kind.members) for kind in kinds.kinds
+        ]
+        return SeveralKinds(rules, sizes)
+    (group,) = groups
+    unit = hash_unit(vllm_config, kv_cache_config)
+    return OneKind(group.kv_cache_spec.block_size, unit, _page_bytes(group))
+
+
+def _page_bytes(group: Any) -> int:
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if specs:
+        return sum(spec.page_size_bytes for spec in specs.values())
+    size: int = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+    return size
 
 
 def fails_by_request(kv_cache_config: Any) -> bool:
@@ -207,30 +243,16 @@ def _make_mover(
     """
     from pegaflow import _native
 
-    where = read_geometry(kv_cache_config, kv_caches)
-    device = _make_device(where, settings)
-    instance = instance_id(vllm_config)
-    try:
-        weights_id = weights.weights_id(vllm_config, settings.weights_id, instance)
-    except weights.UnknownWeights as error:
-        raise Unservable(str(error), "weights") from None
+    kinds = _kinds(vllm_config, kv_cache_config)
+    places = (
+        read_geometries(kv_cache_config, kv_caches)
+        if kinds is not None
+        else [read_geometry(kv_cache_config, kv_caches)]
+    )
+    device = _make_device(places[0], settings)
+    factors = _factors(vllm_config, kv_cache_config, settings, kinds, places)
     place = ranks.place(vllm_config, kv_cache_config)
-    mover = _native.Mover(
-        path,
-        instance,
-        device,
-        where.segments,
-        where.block_count,
-        namespace.factors(
-            vllm_config,
-            kv_cache_config,
-            weights=weights_id,
-            processor=weights.processor_id(vllm_config, instance),
-            instance=instance,
-            hash_unit=hash_unit(vllm_config, kv_cache_config),
-            layers=where.layers,
-            arrangements=where.arrangements,
-        ),
+    options = dict(
         rank=place.rank,
         ranks=place.ranks,
         shard=place.shard,
@@ -243,7 +265,81 @@ def _make_mover(
         verify=settings.verify,
         **settings.link_options(),
     )
+    where, instance = places[0], instance_id(vllm_config)
+    if kinds is None:
+        mover = _native.Mover(
+            path, instance, device, where.segments, where.block_count, factors, **options
+        )
+    else:
+        mover = _native.Mover.of_kinds(
+            path,
+            instance,
+            device,
+            _mover_kinds(kinds, places),
+            kinds.unit_tokens,
+            kinds.alignment_tokens,
+            factors,
+            **options,
+        )
     return mover if where.device == "cpu" else _OnStream(mover, where.device_index)
+
+
+def _factors(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    settings: Settings,
+    kinds: BlockKinds | None,
+    places: Sequence[Geometry],
+) -> namespace.Factors:
+    """
+    Raises:
+        Unservable: the model's weights are unknown.
+    """
+    instance = instance_id(vllm_config)
+    try:
+        weights_id = weights.weights_id(vllm_config, settings.weights_id, instance)
+    except weights.UnknownWeights as error:
+        raise Unservable(str(error), "weights") from None
+    processor = weights.processor_id(vllm_config, instance)
+    if kinds is not None:
+        return namespace.factors_of_kinds(
+            vllm_config,
+            kv_cache_config,
+            kinds,
+            places,
+            weights=weights_id,
+            processor=processor,
+            instance=instance,
+        )
+    (where,) = places
+    return namespace.factors(
+        vllm_config,
+        kv_cache_config,
+        weights=weights_id,
+        processor=processor,
+        instance=instance,
+        hash_unit=hash_unit(vllm_config, kv_cache_config),
+        layers=where.layers,
+        arrangements=where.arrangements,
+    )
+
+
+def _mover_kinds(kinds: BlockKinds, places: Sequence[Geometry]) -> list[Any]:
+    """The kinds with the places of their members, as the native module takes them.
+
+    Raises:
+        Unservable: a pipeline stage has no layer of a member.
+    """
+    made = []
+    for kind in kinds.kinds:
+        for number in kind.members:
+            if not places[number].segments:
+                raise Unservable(
+                    f"a pipeline stage without layers of cache group {number} is not supported yet"
+                )
+        members = [(places[number].segments, places[number].block_count) for number in kind.members]
+        made.append((int(kind.rule), kind.tokens, kind.block_tokens, members))
+    return made
 
 
 def _make_device(where: Geometry, settings: Settings) -> Any:
@@ -279,10 +375,16 @@ class _OnStream:
         return getattr(self._mover, name)
 
     def save(
-        self, scheduler: bytes, job: int, keys: bytes, key_bytes: int, blocks: Sequence[int]
+        self,
+        scheduler: bytes,
+        job: int,
+        keys: bytes,
+        key_bytes: int,
+        blocks: Sequence[int],
+        **kind: int,
     ) -> None:
         stream = self._current_stream(self._device_index).cuda_stream
-        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream)
+        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream, **kind)
 
     def follow(self, within_s: float) -> Sequence[Any]:
         stream = self._current_stream(self._device_index).cuda_stream

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pegaflow import _native
@@ -30,8 +30,9 @@ QUEUE = "kv_event_queue"
 KEY_BYTES = 32
 
 
-def _padded(key: bytes) -> bytes:
-    return key.ljust(KEY_BYTES, b"\0")
+def _name(key: bytes, kind: int = 0) -> bytes:
+    """A block's name here: its key in the journal, and its kind. Kinds have equal keys."""
+    return key.ljust(KEY_BYTES, b"\0") + bytes((kind,))
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,15 +59,17 @@ class BlockEvents:
         *,
         counts: Counts,
         clock: Callable[[], float],
+        of_kinds: bool = False,
     ) -> None:
-        """``events`` is an EventFormat."""
+        """``events`` is an EventFormat; ``of_kinds``: the journal states the kind of each block."""
+        self._take_journal = session.take_journal_of_kinds if of_kinds else session.take_journal
         self._session = session
         self._format = events
         self._counts = counts
         self._clock = clock
         self._blocks: dict[bytes, _Block] = {}
         self._concluded: collections.deque[tuple[int, Sequence[bytes]]] = collections.deque()
-        self._reported: dict[bytes, bytes] = {}  # vLLM's hash of each key
+        self._reported: dict[bytes, bytes] = {}  # vLLM's hash of each block
         self._events: list[Any] = []
         self._space = 0
         self._position: int = _native.JOURNAL_END
@@ -81,34 +84,43 @@ class BlockEvents:
 
     # ---- what saves and claims do
 
-    def run(self, state: Any, first: int, stop: int) -> Any:
+    def run(self, kind: int, request: Any, names: Any, first: int, stop: int) -> Any:
         """The data of these blocks of a request for events."""
-        return self._format.run(state.request, state.chain, first, stop)
+        return self._format.run(kind, request, names, first, stop)
 
-    def offer(self, run: Any, index: int) -> None:
-        """Begins a save or a claim of this block of a run; conclude() must follow."""
-        key = run.keys[index]
-        block = self._blocks.get(_padded(key))
+    def offer(self, run: Any, index: int) -> bytes:
+        """Begins a save or a claim of this block of a run; conclude() must follow with the returned
+        name.
+        """
+        name = _name(run.keys[index], run.kind)
+        block = self._blocks.get(name)
         if block is None:
-            block = self._blocks[_padded(key)] = _Block(run, index)
+            block = self._blocks[name] = _Block(run, index)
         block.waiting += 1
+        return name
 
-    def offer_unreported(self, state: Any, first: int, stop: int) -> Sequence[bytes]:
-        """The same for the blocks of a claim; reported blocks need no event."""
+    def offer_unreported(
+        self, request: Any, claimable: Iterable[tuple[int, Any, int, int]]
+    ) -> Sequence[bytes]:
+        """The same for the blocks of a claim; reported blocks need no event.
+
+        ``claimable``: their kind, its keys (a KeyChain or KeysOfKind), the first block, and the one
+        after the last.
+        """
         self.begin_step()  # the scheduler claims before it makes the step's plan
-        keys = state.chain.keys(first, stop)
-        news = [i for i, key in enumerate(keys) if _padded(key) not in self._reported]
-        if not news:
-            return ()
-        run = self.run(state, first + news[0], stop)
-        for i in news:
-            self.offer(run, i - news[0])
-        return [keys[i] for i in news]
+        offered: list[bytes] = []
+        for kind, names, first, stop in claimable:
+            keys = names.keys(first, stop)
+            news = [i for i, key in enumerate(keys) if _name(key, kind) not in self._reported]
+            if news:
+                run = self.run(kind, request, names, first + news[0], stop)
+                offered += [self.offer(run, i - news[0]) for i in news]
+        return offered
 
-    def conclude(self, keys: Sequence[bytes]) -> None:
+    def conclude(self, names: Sequence[bytes]) -> None:
         """Ends saves or claims, successful or not; in the order of their chain."""
-        if keys:
-            self._concluded.append((self._reading + 1, keys))
+        if names:
+            self._concluded.append((self._reading + 1, names))
             self._concluded_at = self._clock()
 
     # ---- a step
@@ -178,7 +190,7 @@ class BlockEvents:
 
     def _take_answer(self, now: float) -> None:
         try:
-            answer = self._session.take_journal(self._ticket, 0.0)
+            answer = self._take_journal(self._ticket, 0.0)
         except _native.PegaFlowError:
             self._ticket = None
             self._failed(now)
@@ -190,7 +202,7 @@ class BlockEvents:
         self._space, self._position, lost, self._more, said = answer
         if lost:
             self._lost()
-        self._hear(said)
+        self._hear((_name(key, *kind), is_there) for key, is_there, *kind in said)
         while not self._more and self._concluded and self._concluded[0][0] <= self._reading:
             self._report(self._concluded.popleft()[1])
 
@@ -207,27 +219,25 @@ class BlockEvents:
             self._session.forget(ticket)
 
     def _hear(self, said: Iterable[tuple[bytes, bool]]) -> None:
-        removed = []
-        for key, is_there in said:
-            if block := self._blocks.get(key):
+        removed = {}
+        for name, is_there in said:
+            if block := self._blocks.get(name):
                 block.is_there = is_there
-            if not is_there and (block_hash := self._reported.pop(key, b"")):
-                removed.append(block_hash)
-        if removed:
-            self._removed(removed)
+            if not is_there and (block_hash := self._reported.pop(name, b"")):
+                removed[name] = block_hash
+        self._removed(removed)
 
-    def _report(self, keys: Sequence[bytes]) -> None:
+    def _report(self, names: Sequence[bytes]) -> None:
         """The concluded blocks that are present, one event for each run without a gap."""
         run, first, stop = None, 0, 0
-        for key in keys:
-            padded = _padded(key)
-            block = self._blocks[padded]
+        for name in names:
+            block = self._blocks[name]
             block.waiting -= 1
             if block.waiting == 0:
-                del self._blocks[padded]
-            if not block.is_there or padded in self._reported:
+                del self._blocks[name]
+            if not block.is_there or name in self._reported:
                 continue
-            self._reported[padded] = block.run.hashes[block.index]
+            self._reported[name] = block.run.hashes[block.index]
             if block.run is not run or block.index != stop:
                 self._stored(run, first, stop)
                 run, first = block.run, block.index
@@ -239,9 +249,15 @@ class BlockEvents:
             self._events.append(self._format.stored(run, first, stop))
             self._counts.add("event_stored_blocks", stop - first)
 
-    def _removed(self, hashes: Sequence[bytes]) -> None:
-        self._events.append(self._format.removed(hashes))
-        self._counts.add("event_removed_blocks", len(hashes))
+    def _removed(self, blocks: Mapping[bytes, bytes]) -> None:
+        """``blocks``: vLLM's hashes of blocks, by name."""
+        by_kind: dict[int, list[bytes]] = {}
+        for name, block_hash in blocks.items():
+            by_kind.setdefault(name[-1], []).append(block_hash)
+        for kind, hashes in sorted(by_kind.items()):
+            for first in range(0, len(hashes), BATCH):
+                self._events.append(self._format.removed(kind, hashes[first : first + BATCH]))
+        self._counts.add("event_removed_blocks", len(blocks))
 
     def _lost(self) -> None:
         """Discards all earlier entries of the journal."""
@@ -254,8 +270,6 @@ class BlockEvents:
 
         Not AllBlocksCleared, which would take vLLM's own blocks with it.
         """
-        hashes = list(self._reported.values())
-        self._reported.clear()
-        self._counts.add("event_take_backs", bool(hashes))
-        for first in range(0, len(hashes), BATCH):
-            self._removed(hashes[first : first + BATCH])
+        reported, self._reported = self._reported, {}
+        self._counts.add("event_take_backs", bool(reported))
+        self._removed(reported)

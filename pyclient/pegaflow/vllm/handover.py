@@ -15,6 +15,7 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.engine.errors import error_code
+from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.metrics import Counts
 from pegaflow.vllm.requests import RequestState
 
@@ -157,34 +158,33 @@ def tail_tokens(request: Any, block_size: int) -> int:
     return tokens if tokens >= MIN_TAIL_TOKENS else 0
 
 
-def tail_key(state: RequestState, block_size: int) -> bytes:
+def tail_key(request: Any, chain: KeyChain, block_size: int) -> bytes:
     """The key of the prompt's last, partial block; empty if it cannot be named.
 
     A key of PegaFlow's: vLLM hashes full blocks only. It hashes the key of the block before, which
     identifies everything before it, the tokens, and the other inputs of their KV. It is as long as
     the other keys of the request.
     """
-    request = state.request
     tokens = tail_tokens(request, block_size)
     blocks = request.num_prompt_tokens // block_size
-    if not tokens or state.chain.usable_blocks() < blocks:
+    if not tokens or chain.usable_blocks() < blocks:
         return b""
     ids = request.prompt_token_ids
     if ids is None or len(ids) != request.num_prompt_tokens:
         return b""  # embeddings, which have no tokens
     if getattr(request, "resumable", False):
         return b""  # its prompt is not complete
-    adapter = state.chain.adapter
-    if state.chain.doubt:
+    adapter = chain.adapter
+    if chain.doubt:
         return b""
     extra = _extra_keys(request, blocks * block_size)
     if extra is None:
         return b""
     if adapter is not None:
         extra += [b"adapter", adapter.digest]
-    if state.chain.salt:
-        extra += [b"view", state.chain.salt]
-    parent = state.chain.key(blocks - 1) if blocks else b""
+    if chain.salt:
+        extra += [b"view", chain.salt]
+    parent = chain.key(blocks - 1) if blocks else b""
     digest = hashlib.sha256(b"pegaflow tail 1\0")
     for part in (
         parent,
@@ -193,7 +193,7 @@ def tail_key(state: RequestState, block_size: int) -> bytes:
     ):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    return digest.digest()[: state.chain.key_bytes or _TAIL_KEY_BYTES]
+    return digest.digest()[: chain.key_bytes or _TAIL_KEY_BYTES]
 
 
 def _extra_keys(request: Any, start: int) -> list[bytes] | None:

@@ -155,15 +155,9 @@ class KindKeys:
 
     __slots__ = ("chain", "_kinds")
 
-    def __init__(
-        self,
-        request: Any,
-        kinds: BlockKinds,
-        adapters: Adapters | None = None,
-        salt: bytes = b"",
-    ) -> None:
-        #: The chain of units: its blocks are units.
-        self.chain = KeyChain(request, kinds.unit_tokens, kinds.unit_tokens, adapters, salt)
+    def __init__(self, chain: KeyChain, kinds: BlockKinds) -> None:
+        """``chain``: that of the units; its blocks are units."""
+        self.chain = chain
         self._kinds = kinds
 
     def usable_units(self) -> int:
@@ -180,3 +174,29 @@ class KindKeys:
 
     def keys(self, kind: int, blocks: BlockRange) -> list[bytes]:
         return [self.key(kind, block) for block in blocks.numbers()]
+
+    def hash(self, kind: int, block: int) -> bytes:
+        """vLLM's hash of the block, in each of the kind's groups."""
+        return self.chain.hash(self._kinds.unit_of(self._kinds.kinds[kind], block))
+
+    def of_kind(self, kind: int) -> KeysOfKind:
+        return KeysOfKind(self, kind)
+
+
+class KeysOfKind:
+    """The keys of one kind's blocks, with the calls of a KeyChain."""
+
+    __slots__ = ("_keys", "_kind")
+
+    def __init__(self, keys: KindKeys, kind: int) -> None:
+        self._keys = keys
+        self._kind = kind
+
+    def keys(self, first: int, last: int) -> list[bytes]:
+        return [self._keys.key(self._kind, block) for block in range(first, last)]
+
+    def hash(self, block: int) -> bytes:
+        return self._keys.hash(self._kind, block)
+
+    def hashes(self, first: int, last: int) -> list[bytes]:
+        return [self.hash(block) for block in range(first, last)]

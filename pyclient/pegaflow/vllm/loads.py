@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pegaflow.engine.rates import Computing
 from pegaflow.vllm.messages import LoadOrder, Outcome
 from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.plans.load_plan import LoadRange
 from pegaflow.vllm.requests import Claim, Load, RequestState
 
 log = logging.getLogger("vllm.pegaflow")
@@ -31,7 +33,17 @@ class Loads:
         bytes_per_second: float,
         counts: Counts,
         clock: Callable[[], float],
+        labels: Sequence[str] = ("full",),
+        whole: bool = False,
     ) -> None:
+        """
+        Args:
+            block_bytes: Of a page of the first kind.
+            labels: Those of the kinds, for metrics.
+            whole: Other requests can use a load only if they need all of its tokens.
+        """
+        self._labels = labels
+        self._whole = whole
         self._ranks = ranks
         self._block_bytes = block_bytes
         self._patience_s = patience_s
@@ -52,19 +64,65 @@ class Loads:
         stop = start + len(blocks)
         full_stop = claim.full_stop(stop)
         keys = state.chain.keys(start, full_stop) + [claim.tail] * (stop - full_stop)
+        return self._begin(
+            state,
+            claim,
+            start,
+            keys,
+            offset=start - claim.first,
+            blocks=list(blocks),
+            bytes=len(blocks) * self._block_bytes,
+            pages=len(blocks),
+            coming=max(0, stop - (claim.first + claim.blocks - claim.coming)),
+            full_stop=full_stop,
+        )
+
+    def begin_ranges(
+        self,
+        state: RequestState,
+        claim: Claim,
+        start: int,
+        stop: int,
+        ranges: Sequence[LoadRange],
+        size: int,
+    ) -> Load:
+        """Takes over a claim with several kinds: the units ``start`` to ``stop`` - 1 need
+        ``ranges``, of ``size`` bytes on one rank.
+        """
+        return self._begin(
+            state,
+            claim,
+            start,
+            state.chain.keys(start, stop),
+            blocks=[block for one in ranges for block in one.blocks],
+            ranges=ranges,
+            claimed=claim.ranges,
+            bytes=size,
+            pages=size / self._block_bytes,
+            full_stop=stop,
+        )
+
+    def refuse(self, state: RequestState, claim: Claim, start: int, stop: int, why: str) -> Load:
+        """A load that vLLM waits for and that cannot be begun: a worker reports it as failed."""
+        load = self._begin(
+            state, claim, start, state.chain.keys(start, stop), blocks=[], bytes=0, pages=0
+        )
+        load.refused = why
+        load.cancelled = True  # no worker has it
+        return load
+
+    def _begin(
+        self, state: RequestState, claim: Claim, start: int, keys: list[bytes], **more: Any
+    ) -> Load:
         load = Load(
             id=self._next_id,
             state=state,
             token=claim.token,
-            offset=start - claim.first,
             start=start,
             keys=keys,
-            blocks=list(blocks),
-            bytes=len(blocks) * self._block_bytes,
-            coming=max(0, stop - (claim.first + claim.blocks - claim.coming)),
-            full_stop=full_stop,
             claimed_at=claim.asked_at,
             computing=claim.computing,
+            **more,
         )
         self._next_id += 1
         self._under_way[load.id] = load
@@ -72,6 +130,7 @@ class Loads:
         return load
 
     def not_handed_out(self) -> list[Load]:
+        """Those that the next step begins, and those that it refuses."""
         return [load for load in self._under_way.values() if load.handed_at is None]
 
     def mark_handed_out(self, loads: Sequence[Load]) -> None:
@@ -87,22 +146,25 @@ class Loads:
                 if load.coming:
                     patience += COMING_PATIENCE_S
                 load.deadline = now + patience
-        self._counts.add("loads", len(loads))
+        self._counts.add("loads", sum(not load.refused for load in loads))
 
-    def queued_blocks(self) -> int:
-        """Blocks that loads in flight copy out of the pool before a new one."""
-        return sum(len(load.blocks) - load.coming for load in self._under_way.values())
+    def queued_blocks(self) -> float:
+        """Blocks that loads in flight copy out of the pool before a new one, in pages of the first
+        kind.
+        """
+        return sum(load.pages - load.coming for load in self._under_way.values())
 
     def overlapping(self, chain_keys: Callable[[int], bytes], start: int, stop: int) -> Load | None:
         """A load within its deadline that brings one of the chain's blocks ``start`` to ``stop`` -
         1.
 
         Keys are chained: two chains that agree at one block agree at all blocks before it. So the
-        first block that both ranges have in common decides; a partial one has a key of its own.
+        first block that both ranges have in common decides; a partial one has a key of its own. If
+        vLLM can hit only at the end of a load, it is the last one.
         """
         now = self._clock()
         for load in self._under_way.values():
-            first = max(start, load.start)
+            first = max(start, load.stop - 1 if self._whole else load.start)
             if first >= min(stop, load.stop) or not self.holds_up(load, now):
                 continue
             if load.keys[first - load.start] == chain_keys(first):
@@ -139,7 +201,7 @@ class Loads:
                 log.warning(
                     "pegaflow: a load of %d blocks has no report after %.2f s and is cancelled "
                     "request=%s",
-                    len(load.blocks),
+                    load.count,
                     now - (load.handed_at or now),
                     load.request_id,
                 )
@@ -170,14 +232,14 @@ class Loads:
     def _end(self, load: Load, outcome: Outcome) -> None:
         state = load.state
         state.load = None
-        self._counts.add("loaded_blocks", outcome.blocks)
+        self._count_blocks(load, outcome)
         self._counts.add("loaded_bytes", outcome.bytes)
         self._counts.add("verified_pages", outcome.verified)
         self._counts.add("corrupt_pages", outcome.corrupt)
         if load.handed_at is not None:
             self._counts.observe("load_seconds", self._clock() - load.handed_at)
         if outcome.first_failed is None:
-            state.next_save = max(state.next_save, load.full_stop)
+            state.progress.loaded(load)
             return
         self._counts.add("load_failed_blocks", outcome.failed)
         if outcome.cut:
@@ -186,11 +248,19 @@ class Loads:
             self._counts.add("load_failures", 1, outcome.error or "unknown")
         load.failed = True
         state.load_failed = True
-        # From this block on the prompt is computed, and the cache may no longer have it.
-        state.next_save = min(state.next_save, load.start + outcome.first_failed)
+        state.progress.load_failed(load, outcome.first_failed)
+
+    def _count_blocks(self, load: Load, outcome: Outcome) -> None:
+        if not load.ranges:
+            self._counts.add("loaded_blocks", outcome.blocks, self._labels[0])
+        elif outcome.first_failed is None:
+            for one in load.ranges:
+                self._counts.add("loaded_blocks", one.count, self._labels[one.kind])
 
     def order(self, load: Load, computing: Computing | None) -> LoadOrder:
         """``computing``: its time now; None: the load is not compared with computing."""
+        if load.ranges:
+            computing = None  # a part of such a load is of no use
         if computing:
             computing = computing.or_later(load.computing, self._clock() - load.claimed_at)
         return LoadOrder(
@@ -200,4 +270,7 @@ class Loads:
             load.offset,
             load.blocks,
             (computing.delay_s, computing.block_s) if computing else None,
+            load.ranges,
+            load.claimed,
+            load.refused,
         )

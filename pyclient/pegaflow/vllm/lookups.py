@@ -12,6 +12,7 @@ from pegaflow.engine.rates import LoadPolicy
 from pegaflow.vllm.handover import tail_key
 from pegaflow.vllm.loads import Loads
 from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.plans import BlockRules
 from pegaflow.vllm.requests import Claim, RequestState
 
 #: The total wait of one step. Answers take about 50 us, so a step with many new requests stays far
@@ -34,22 +35,23 @@ class Lookups:
         loads: Loads,
         policy: LoadPolicy,
         *,
-        min_blocks: int,
-        block_size: int,
+        rules: BlockRules,
         follow: bool,
         counts: Counts,
         clock: Callable[[], float],
         events: Any = None,
     ) -> None:
-        """``events``: a BlockEvents, if claims are to be reported."""
+        """``events``: a BlockEvents, if claims are to be reported. All counts of blocks here are in
+        units of the rules.
+        """
         self._session = session
         self._wait_s = settings.claim_wait_ms / 1e3
         self._limit_s = settings.claim_limit_ms / 1e3
         self._miss_ttl_s = settings.miss_ttl_ms / 1e3
         self._loads = loads
         self._policy = policy
-        self._min_blocks = min_blocks
-        self._block_size = block_size
+        self._rules = rules
+        self._min_blocks = rules.least_units(settings.min_load_tokens)
         self._follow = follow
         self._counts = counts
         self._clock = clock
@@ -63,7 +65,7 @@ class Lookups:
 
     def ask(self, state: RequestState) -> None:
         """Sends the lookup at arrival, which holds nothing; a failure shows later."""
-        usable = state.chain.usable_blocks()
+        usable = self._reach(state)
         if usable < self._min_blocks:
             return
         keys = b"".join(state.chain.keys(0, min(usable, _native.MAX_KEYS)))
@@ -78,7 +80,7 @@ class Lookups:
 
         vLLM may call it in every step while the request waits for room; it is cheap then.
         """
-        usable = state.chain.usable_blocks()
+        usable = self._reach(state)
         if not self.is_worth_asking(state, local):
             if usable < self._min_blocks:  # otherwise vLLM's own cache has nearly all of it
                 self._count_once(state, state.chain.doubt or "too_short")
@@ -94,10 +96,13 @@ class Lookups:
 
     def is_worth_asking(self, state: RequestState, local: int) -> bool:
         """Whether the cache could bring enough beyond ``local`` blocks."""
-        reach = state.chain.usable_blocks()
+        reach = self._reach(state)
         if reach - local < self._min_blocks and self._tail(state):
             reach += 1
         return reach - local >= self._min_blocks
+
+    def _reach(self, state: RequestState) -> int:
+        return self._rules.reach(state.request, state.chain)
 
     def _tail(self, state: RequestState) -> bytes:
         """The key of the prompt's partial block, if a prefill engine has saved it.
@@ -109,7 +114,9 @@ class Lookups:
             handover.tokens == request.num_prompt_tokens == request.num_tokens
         ):
             return b""
-        return tail_key(state, self._block_size)
+        if not self._rules.has_tails:
+            return b""
+        return tail_key(request, state.chain, self._rules.unit_tokens)
 
     def _waits_for_another(self, state: RequestState, local: int, usable: int) -> bool:
         """Whether another request loads the same blocks: vLLM's own cache will have them soon."""
@@ -160,19 +167,16 @@ class Lookups:
             return None
         blocks, complete, _, elsewhere = answer
         # What another node has is saved here once it was loaded, or computed.
-        state.next_save = max(state.next_save, blocks - elsewhere)
+        state.progress.found(blocks - elsewhere)
         return blocks, complete
 
     def _claim(self, state: RequestState, local: int, usable: int) -> bool:
         stop = min(usable, local + _native.MAX_KEYS)
         tail = self._tail(state) if usable - local < _native.MAX_KEYS else b""
-        keys = b"".join(state.chain.keys(local, stop)) + tail
         # Those before it may be computed first. What is offered is decided when that is known.
         computing = self._policy.computing(stop - local, sum(self._undecided.values()))
         try:
-            ticket = self._session.claim(
-                keys, len(tail) or state.chain.key_bytes, computing.delay_s, computing.block_s
-            )
+            ticket = self._rules.claim(self._session, state.chain, local, stop, tail, computing)
         except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return False
@@ -186,7 +190,9 @@ class Lookups:
         )
         self._undecided[id(state.claim)] = stop - local
         if self._events is not None:
-            state.claim.offered = self._events.offer_unreported(state, local, stop)
+            state.claim.offered = self._events.offer_unreported(
+                state.request, self._rules.claimable(state.chain, local, stop)
+            )
         return True
 
     def _answer(self, state: RequestState, local: int) -> int | None:
@@ -195,7 +201,7 @@ class Lookups:
         if claim.ticket is not None and not self._take_claim(state, claim):
             return None if state.claim is not None else 0
         # vLLM's own cache may have grown or shrunk since the question.
-        offered = claim.first + claim.blocks - local if claim.first <= local else 0
+        offered = self._rules.offered(claim, local, state.request.num_tokens)
         if offered >= self._min_blocks and not claim.accepted:
             offered = self._worth_loading(claim, offered)
             if offered < self._min_blocks:
@@ -219,7 +225,9 @@ class Lookups:
         waited_s = self._clock() - claim.asked_at
         held_to = self._policy.computing(offered).or_later(claim.computing, waited_s)
         last_s = max(0.0, claim.last_s - waited_s)
-        source = self._policy.slower_source(offered, min(claim.coming, offered), last_s, held_to)
+        source = self._policy.slower_source(
+            offered, min(claim.coming, offered), last_s, held_to, claim.pages
+        )
         if source == "peer":
             self._counts.add("declined", 1, source)
             offered -= claim.coming
@@ -230,7 +238,7 @@ class Lookups:
             self._counts.add("declined", 1, source)
             return 0
         claim.accepted = True
-        left = self._policy.learning_blocks(offered)
+        left = 0 if claim.ranges else self._policy.learning_blocks(offered)
         if offered - left >= self._min_blocks:
             claim.blocks -= left
             claim.coming = max(0, claim.coming - left)
@@ -243,7 +251,7 @@ class Lookups:
         fresh = started - claim.asked_at < self._wait_s
         patience = min(self._wait_s, self._patience_s) if fresh else 0.0
         try:
-            answer = self._session.take_claim(claim.ticket, patience)
+            complete = self._rules.take_claim(self._session, claim, patience)
         except _native.PegaFlowError as error:
             self._conclude(claim)
             self._undecided.pop(id(claim), None)
@@ -252,17 +260,14 @@ class Lookups:
             return False
         now = self._clock()
         self._patience_s = max(0.0, self._patience_s - (now - started))
-        if answer is None:
+        if complete is None:
             if now - claim.asked_at >= self._limit_s:
                 self._drop_claim(state)
                 self._missed(state, "late")
             return False
         self._conclude(claim)
         claim.ticket = None
-        claim.held, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
-        claim.blocks = claim.held
-        here = claim.first + claim.blocks - claim.coming
-        state.next_save = max(state.next_save, claim.full_stop(here))
+        state.progress.claimed(claim)
         if not complete:
             self._drop_claim(state)
             self._missed(state, "not_registered")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+
+from pegaflow.vllm.plans.load_plan import ClaimedRange, LoadRange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +20,12 @@ class SaveOrder:
     job: int
     keys: bytes  #: Back to back, ``key_bytes`` each.
     key_bytes: int
-    blocks: list[int]
+    blocks: list[int]  #: For each key, one of each member of the kind.
+    kind: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.keys) // self.key_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +36,19 @@ class LoadOrder:
     request_id: str
     token: bytes
     first: int  #: Index of the first block within the claim.
-    blocks: list[int]
+    blocks: list[int]  #: vLLM's, of all kinds.
     #: Seconds until computing this prompt would begin, and per block of it (0: unknown). None: the
     #: load is not compared with computing.
     computing: tuple[float, float] | None = None
+    #: With several kinds: the blocks, and those that the claim has.
+    ranges: Sequence[LoadRange] = ()
+    claimed: Sequence[ClaimedRange] = ()
+    refused: str = ""  #: Why it is not begun.
+
+    @property
+    def count(self) -> int:
+        """The number of the cache's blocks."""
+        return sum(one.count for one in self.ranges) or len(self.blocks)
 
 
 @dataclasses.dataclass

@@ -25,6 +25,8 @@ class Metric:
     kind: str
     sentence: str
     labels: tuple[str, ...] = ()
+    #: The labels of a series that is shown as 0 from the start, as all metrics without labels are.
+    always: tuple[str, ...] = ()
 
 
 METRICS = (
@@ -48,7 +50,7 @@ METRICS = (
         "Loads that were cut because the engine computes the rest sooner, by reason.",
         ("reason",),
     ),
-    Metric("loaded_blocks", COUNTER, "Blocks loaded."),
+    Metric("loaded_blocks", COUNTER, "Blocks loaded, by kind of layers.", ("kind",), ("full",)),
     Metric("loaded_bytes", COUNTER, "Bytes loaded by all ranks."),
     Metric(
         "load_failures",
@@ -64,8 +66,18 @@ METRICS = (
         "Loaded pages whose checksum differed from that of the saved page.",
     ),
     Metric("load_seconds", HISTOGRAM, "Duration of loads, from the order to the report."),
-    Metric("saves", COUNTER, "Save jobs handed to the workers, at most one for each step."),
-    Metric("saved_blocks", COUNTER, "Blocks that saves added to the cache."),
+    Metric(
+        "saves",
+        COUNTER,
+        "Save jobs handed to the workers, at most one for each step and kind of layers.",
+    ),
+    Metric(
+        "saved_blocks",
+        COUNTER,
+        "Blocks that saves added to the cache, by kind of layers.",
+        ("kind",),
+        ("full",),
+    ),
     Metric("saved_bytes", COUNTER, "Bytes saved by all ranks."),
     Metric(
         "save_skipped_blocks",
@@ -213,9 +225,9 @@ class PromMetrics(KVConnectorPromMetrics):
                 **more,
             )
             self._metrics[metric.name] = made
-            if not metric.labels:  # shown as 0 from the start
+            if not metric.labels or metric.always:
                 for values in per_engine_labelvalues.values():
-                    made.labels(*values)
+                    made.labels(*values, *metric.always)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         values = self.per_engine_labelvalues[engine_idx]
@@ -224,7 +236,8 @@ class PromMetrics(KVConnectorPromMetrics):
                 continue  # from another release of PegaFlow, in a rolling upgrade
             metric, kind = self._metrics[name], _BY_NAME[name].kind
             for key, value in row.items():
-                child = metric.labels(*values, *(key.split("|") if key else ()))
+                # An older release states no kind.
+                child = metric.labels(*values, *(key.split("|") if key else _BY_NAME[name].always))
                 if kind == COUNTER:
                     child.inc(value)
                 elif kind == GAUGE:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pegaflow.vllm.messages import LoadOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.plans import Tables
 from pegaflow.vllm.saves import IDLE_LIMIT_S
 from pegaflow.vllm.scheduler_side import SchedulerSide
 from pegaflow.vllm.worker_side import Reports, WorkerSide
@@ -38,7 +39,7 @@ class SchedulerOff:
         if was is None:
             return
         self._refused = [
-            LoadOrder(load.id, load.request_id, b"", 0, load.blocks)
+            LoadOrder(load.id, load.request_id, b"", 0, load.blocks, ranges=load.ranges)
             for load in was.loads.not_handed_out()
         ]
         if was.events is not None:
@@ -57,19 +58,19 @@ class SchedulerOff:
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         return 0, False
 
-    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+    def allocated(self, request: Any, tables: Tables, tokens: int) -> None:
         """Rejects a load that was offered before the failure, because vLLM waits for it."""
         waits = any(order.request_id == request.request_id for order in self._refused)
         if tokens == 0 or self._was is None or waits:
             return
-        count = -(-tokens // self._was.block_size)
-        # No load has this number: they rise from 1.
-        self._refused.append(LoadOrder(0, request.request_id, b"", 0, list(block_ids[-count:])))
+        count = -(-tokens // self._was.unit_tokens)
+        # No load has this number: they rise from 1. Blocks are reported with one kind only.
+        self._refused.append(LoadOrder(0, request.request_id, b"", 0, list(tables[0][-count:])))
 
     def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
         return tokens, 0
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
+    def finished(self, request: Any, tables: Tables) -> None:
         return None
 
     def plan(self, output: Any) -> StepPlan:

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from pegaflow.engine.rates import Computing
 from pegaflow.vllm.keys import KeyChain
+from pegaflow.vllm.plans.load_plan import ClaimedRange, LoadRange
 
 if TYPE_CHECKING:
     from pegaflow.vllm.handover import Handover
+    from pegaflow.vllm.plans import Progress
 
 
 @dataclasses.dataclass
 class Claim:
-    """A claim on blocks from ``first`` on, and its answer once there is one."""
+    """A claim on the units from ``first`` on, and its answer once there is one."""
 
-    first: int  #: Index in the request's chain of the claim's first key.
+    first: int  #: Index in the request's chain of the first unit that vLLM did not have itself.
     ticket: int | None  #: None once it is answered.
     asked_at: float
-    held: int = 0  #: The number of blocks that the server holds until the claim is released.
-    blocks: int = 0  #: The number of leading blocks that may be offered; at most ``held``.
+    held: int = 0  #: The number of units that the server holds until the claim is released.
+    blocks: int = 0  #: The number of leading units that may be offered; at most ``held``.
     coming: int = 0  #: The number of blocks, at the end, in flight from another node.
     token: bytes = b""
     first_s: float = 0.0  #: Predicted arrival of the first and the last block in flight, counted
@@ -31,6 +33,9 @@ class Claim:
     offered: Sequence[bytes] = ()  #: Keys that KV events report once it is answered.
     tail: bytes = b""  #: Key of the partial block after the full ones, if it was claimed,
     tail_at: int = 0  #: and its index.
+    #: With several kinds: the blocks that were claimed, and their size in pages of the first kind.
+    ranges: Sequence[ClaimedRange] = ()
+    pages: float | None = None
 
     def full_stop(self, stop: int) -> int:
         """``stop``, or the index of the partial block if that lies before it."""
@@ -47,11 +52,15 @@ class Load:
     id: int
     state: RequestState
     token: bytes
-    offset: int  #: Index of the first block within the claim.
-    start: int  #: Index in the chain of the first block.
-    keys: list[bytes]
-    blocks: list[int]
+    start: int  #: Index in the chain of the first unit.
+    keys: list[bytes]  #: Those of the units.
+    blocks: list[int]  #: vLLM's.
     bytes: int
+    pages: float  #: Its size in pages of the first kind.
+    offset: int = 0  #: With one kind: index of the first block within the claim.
+    ranges: Sequence[LoadRange] = ()  #: With several kinds: the blocks, and
+    claimed: Sequence[ClaimedRange] = ()  #: those of its claim.
+    refused: str = ""  #: Why it is not begun; vLLM waits for its report.
     coming: int = 0  #: The number of its blocks that were in flight from another node when claimed.
     full_stop: int = 0  #: Index after the last full block; a partial one may follow it.
     claimed_at: float = 0.0
@@ -69,7 +78,16 @@ class Load:
 
     @property
     def stop(self) -> int:
-        return self.start + len(self.blocks)
+        return self.start + len(self.keys)
+
+    @property
+    def units(self) -> int:
+        return len(self.keys)
+
+    @property
+    def count(self) -> int:
+        """The number of the cache's blocks."""
+        return sum(one.count for one in self.ranges) or len(self.keys)
 
     def ended_badly(self, now: float) -> bool:
         """Whether it failed, as opposed to being aborted."""
@@ -88,32 +106,23 @@ class RequestState:
     request: Any
     chain: KeyChain
     generation: int  #: The cache's generation when this request's KV began to be computed.
+    progress: Progress
     lookup: int | None = None  #: Ticket of the question asked at arrival.
     lookup_at: float = 0.0
     claim: Claim | None = None
-    local: int = 0  #: Blocks that vLLM's own cache had at vLLM's last query.
+    local_tokens: int = 0  #: Those that vLLM's own cache had at vLLM's last query.
     load: Load | None = None
     load_failed: bool = False  #: No further load is offered.
     followed: Load | None = None  #: Another request's load of the same blocks.
     follows_no_more: bool = False
     missed_at: float | None = None
     counted: set[str] = dataclasses.field(default_factory=set)
-    #: Index of the first block that the cache neither has nor was given.
-    next_save: int = 0
     handover: Handover | None = None  #: The blocks that a prefill engine has saved for it.
     wait: int | None = None  #: Ticket of the wait for them.
     wait_since: float = 0.0
-    last_job: int = 0  #: The last save job that has a block of it; 0: none.
-    tail_saved: bool = False  #: The prompt's last, partial block was given to a save.
     #: Block ids, if vLLM does not expose its own table.
     table: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    def forget_saves(self) -> None:
-        """The cache has none of the blocks that it was given."""
-        self.next_save = 0
-        self.last_job = 0
-        self.tail_saved = False

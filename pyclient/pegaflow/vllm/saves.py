@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.vllm.handover import tail_key
 from pegaflow.vllm.messages import Outcome, SaveOrder
 from pegaflow.vllm.metrics import Counts
-from pegaflow.vllm.requests import RequestState
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -52,14 +50,14 @@ class GpuBlocks:
         self._pool.touch(([block],) if self._by_group else [block])
         return block
 
-    def holds(self, block_id: int, block_hash: bytes) -> bool:
-        """Whether an unpinned block still has the contents of vLLM's ``block_hash``.
+    def hold(self, block_ids: Sequence[int], block_hash: bytes) -> bool:
+        """Whether unpinned blocks still have the contents of vLLM's ``block_hash``.
 
         vLLM's own cache knows: the block keeps its hash (and a group number of 4 bytes) until it is
         reallocated.
         """
-        held = self._pool.blocks[block_id].block_hash
-        return isinstance(held, bytes) and held[:-4] == block_hash
+        held = (self._pool.blocks[block_id].block_hash for block_id in block_ids)
+        return all(isinstance(one, bytes) and one[:-4] == block_hash for one in held)
 
     def unpin(self, blocks: Sequence[Any]) -> None:
         self._pool.free_blocks(list(reversed(blocks)))
@@ -72,25 +70,28 @@ class GpuBlocks:
 
 @dataclasses.dataclass
 class _Job:
-    """The blocks that one step saves."""
+    """The blocks of one kind that one step saves."""
 
     number: int
-    keys: list[bytes]
-    block_ids: list[int]
-    pinned: list[Any]
-    told: list[bytes]  #: Those of the keys that KV events report.
+    kind: int
+    keys: list[bytes] = dataclasses.field(default_factory=list)
+    block_ids: list[int] = dataclasses.field(default_factory=list)
+    pinned: list[Any] = dataclasses.field(default_factory=list)
+    #: The names of those that KV events report.
+    told: list[bytes] = dataclasses.field(default_factory=list)
     handed_at: float | None = None
 
 
-@dataclasses.dataclass
-class _Late:
+@dataclasses.dataclass(frozen=True)
+class Late:
     """A block of a request that has ended, which waits to be saved."""
 
     key: bytes
     hash: bytes  #: vLLM's hash of it.
-    block_id: int
+    ids: tuple[int, ...]  #: vLLM's blocks: one of each member of the kind.
     run: Any  #: With its place in it: the data for KV events; None without them.
     index: int
+    kind: int = 0
 
 
 class Saves:
@@ -106,27 +107,30 @@ class Saves:
         blocks: GpuBlocks,
         *,
         limit: int,
-        block_size: int,
         ranks: int,
         counts: Counts,
         clock: Callable[[], float],
         events: Any = None,
+        labels: Sequence[str] = ("full",),
     ) -> None:
-        """``events``: a BlockEvents, if saves are to be reported."""
+        """``events``: a BlockEvents, if saves are to be reported. ``labels``: those of the kinds,
+        for metrics.
+        """
         self.blocks = blocks
         self._limit = limit
-        self._block_size = block_size
+        self._labels = labels
         self._ranks = ranks
         self._counts = counts
         self._clock = clock
         self._events = events
         self._next_job = 1
-        self._late: collections.deque[_Late] = collections.deque()  # blocks without a live request
-        self._open: _Job | None = None  # gathers until the step's plan is made
+        self._late: collections.deque[Late] = collections.deque()  # blocks without a live request
+        # By kind: gathers until the step's plan is made.
+        self._open: dict[int, _Job] = {}
         self._jobs: dict[int, _Job] = {}
         self._partial: dict[int, Outcome] = {}
-        # The keys of all jobs, and their jobs: a second copy of a block is not saved.
-        self._keys: dict[bytes, int] = {}
+        # By kind, the keys of all jobs, and their jobs: a second copy of a block is not saved.
+        self._keys: list[dict[bytes, int]] = [{} for _ in labels]
         self._pinned = 0
         self._frees_awaited_since: float | None = None  # until a job releases its blocks
 
@@ -134,9 +138,14 @@ class Saves:
     def pinned(self) -> int:
         return self._pinned
 
+    @property
+    def room(self) -> int:
+        """The number of blocks that may be pinned now."""
+        return self._limit - self._pinned
+
     def keep_stepping(self) -> bool:
         """Whether an idle engine should continue stepping, to receive reports and end pins."""
-        if self._open is not None or (self._late and self._pinned < self._limit):
+        if self._open or self._has_room_for_late():
             return True  # the next step's plan takes them
         now = self._clock()
         return any(now - (job.handed_at or now) < IDLE_LIMIT_S for job in self._jobs.values())
@@ -150,7 +159,7 @@ class Saves:
         """
         now = self._clock()
         # The late blocks of a request that has just ended go out with the step being planned.
-        jobs = [*self._jobs.values(), *([self._open] if self._open else [])]
+        jobs = [*self._jobs.values(), *self._open.values()]
         if not any(self._frees(job, now) for job in jobs):
             return False
         if self._frees_awaited_since is None:
@@ -165,98 +174,80 @@ class Saves:
             return False
         return any(self.blocks.is_ours_alone(block) for block in job.pinned)
 
-    def collect(
-        self, state: RequestState, table: Sequence[int], tokens: int, *, last: bool = False
-    ) -> None:
-        """Adds the unsaved blocks that are complete with ``tokens`` tokens.
+    def run(self, kind: int, request: Any, names: Any, first: int, stop: int) -> Any:
+        """The data of these blocks for KV events; None without them."""
+        if self._events is None:
+            return None
+        return self._events.run(kind, request, names, first, stop)
 
-        ``table`` are the request's blocks by index, ``last`` says that there is no later chance.
-        """
-        stop = min(tokens // self._block_size, len(table))
-        if stop <= state.next_save:
-            return
-        stop = min(stop, state.chain.usable_blocks())
-        first = state.next_save
-        run = self._events.run(state, first, stop) if self._events and first < stop else None
-        for index in range(first, stop):
-            key = state.chain.key(index)
-            if key in self._keys:
-                state.last_job = max(state.last_job, self._keys[key])
-            elif table[index] != 0:
-                if self._pinned < self._limit:
-                    state.last_job = self._add(key, table[index], run, index - first)
-                elif not last:
-                    return
-                elif len(self._late) < self.blocks.count:
-                    self._late.append(
-                        _Late(key, state.chain.hash(index), table[index], run, index - first)
-                    )
-                else:
-                    self._counts.add("save_dropped_blocks", 1, "pin_limit")
-            state.next_save = index + 1
+    def job_with(self, key: bytes, kind: int = 0) -> int:
+        """The number of the job that saves this block; 0: none does."""
+        return self._keys[kind].get(key, 0)
 
-    def drop(self, state: RequestState, tokens: int, reason: str) -> None:
-        """Counts the unsaved blocks of a request that ends."""
-        stop = min(tokens // self._block_size, state.chain.usable_blocks())
-        self._counts.add("save_dropped_blocks", max(0, stop - state.next_save), reason)
+    def dropped(self, blocks: int, reason: str) -> None:
+        """Counts blocks that are not saved."""
+        self._counts.add("save_dropped_blocks", blocks, reason)
+
+    def wait(self, late: Late) -> None:
+        """Saves a block of a request that ends as soon as there is room."""
+        if len(self._late) < self.blocks.count:
+            self._late.append(late)
+        else:
+            self.dropped(1, "pin_limit")
+
+    def _has_room_for_late(self) -> bool:
+        return bool(self._late) and len(self._late[0].ids) <= self.room
 
     def _collect_late(self) -> None:
-        while self._late and self._pinned < self._limit:
+        while self._has_room_for_late():
             late = self._late.popleft()
-            if late.key in self._keys:
+            if self.job_with(late.key, late.kind):
                 continue
-            if self.blocks.holds(late.block_id, late.hash):
-                self._add(late.key, late.block_id, late.run, late.index)
+            if self.blocks.hold(late.ids, late.hash):
+                self.add(late.key, late.ids, late.run, late.index, kind=late.kind)
             else:
-                self._counts.add("save_dropped_blocks", 1, "pin_limit")
+                self.dropped(1, "pin_limit")
 
-    def collect_tail(self, state: RequestState, table: Sequence[int]) -> None:
-        """Adds the prompt's last, partial block, once its tokens and the blocks before are
-        complete.
+    def add(
+        self, key: bytes, ids: Sequence[int], run: Any = None, index: int = 0, *, kind: int = 0
+    ) -> int:
+        """Saves a block with the next step; the number of its job.
 
-        Nothing is written behind them while it is saved: the request generates no more.
+        ``ids`` are one of vLLM's blocks of each member of the kind, ``index`` is the block's place
+        in ``run``.
         """
-        index = state.request.num_prompt_tokens // self._block_size
-        if state.next_save < index or len(table) <= index or table[index] == 0:
-            return
-        key = tail_key(state, self._block_size)
-        if key in self._keys:
-            state.last_job = max(state.last_job, self._keys[key])
-        elif key and self._pinned < self._limit:
-            state.last_job = self._add(key, table[index], None, 0)
-        else:
-            return
-        state.tail_saved = True
-
-    def _add(self, key: bytes, block_id: int, run: Any, index: int) -> int:
-        """The number of the job that saves it."""
-        job = self._open
+        job = self._open.get(kind)
         if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
-            self._close()
-            job = self._open = _Job(self._next_job, [], [], [], [])
+            self._close(kind)
+            job = self._open[kind] = _Job(self._next_job, kind)
             self._next_job += 1
-        job.pinned.append(self.blocks.pin(block_id))
+        job.pinned += [self.blocks.pin(block_id) for block_id in ids]
         if run is not None:
-            self._events.offer(run, index)
-            job.told.append(key)
+            job.told.append(self._events.offer(run, index))
         job.keys.append(key)
-        job.block_ids.append(block_id)
-        self._keys[key] = job.number
-        self._pinned += 1
+        job.block_ids += ids
+        self._keys[kind][key] = job.number
+        self._pinned += len(ids)
         return job.number
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._jobs[self._open.number] = self._open
-            self._open = None
+    def _close(self, kind: int) -> None:
+        if job := self._open.pop(kind, None):
+            self._jobs[job.number] = job
+
+    def _close_all(self) -> None:
+        for kind in list(self._open):
+            self._close(kind)
 
     def orders(self) -> list[SaveOrder]:
         """The saves after this step; the orders still have to be handed out."""
         self._collect_late()
-        self._close()
+        self._close_all()
         return [
-            SaveOrder(number, b"".join(job.keys), len(job.keys[0]), job.block_ids)
-            for number, job in self._jobs.items()
+            SaveOrder(
+                job.number, b"".join(job.keys), len(job.keys[0]), job.block_ids, kind=job.kind
+            )
+            # Job numbers rise within a scheduler.
+            for job in sorted(self._jobs.values(), key=lambda job: job.number)
             if job.handed_at is None
         ]
 
@@ -281,7 +272,7 @@ class Saves:
                 log.error("pegaflow: report for unknown save job %d", number)
                 continue
             self._release(job)
-            self._counts.add("saved_blocks", outcome.blocks)
+            self._counts.add("saved_blocks", outcome.blocks, self._labels[job.kind])
             self._counts.add("saved_bytes", outcome.bytes)
             self._counts.add("save_skipped_blocks", outcome.skipped)
             self._counts.add("save_failed_blocks", outcome.failed, outcome.error or "unknown")
@@ -297,7 +288,7 @@ class Saves:
         """Drops the jobs that no worker has yet."""
         self._counts.add("save_dropped_blocks", len(self._late), reason)
         self._late.clear()
-        self._close()
+        self._close_all()
         for number in [n for n, job in self._jobs.items() if job.handed_at is None]:
             job = self._jobs.pop(number)
             self._counts.add("save_dropped_blocks", len(job.keys), reason)
@@ -305,7 +296,7 @@ class Saves:
 
     def _release(self, job: _Job) -> None:
         for key in job.keys:
-            del self._keys[key]
+            del self._keys[job.kind][key]
         self._pinned -= len(job.pinned)
         self._frees_awaited_since = None
         if self._events is not None:

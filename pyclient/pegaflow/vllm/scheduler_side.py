@@ -13,13 +13,14 @@ from pegaflow.engine.rates import LoadPolicy, preempted_in
 from pegaflow.engine.view import View
 from pegaflow.vllm.adapters import Adapters
 from pegaflow.vllm.events import BlockEvents
-from pegaflow.vllm.handover import Handover, Waits, is_asked_for, tail_tokens
+from pegaflow.vllm.handover import Handover, Waits, is_asked_for
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.loads import Loads
 from pegaflow.vllm.lookups import Lookups
-from pegaflow.vllm.messages import StepPlan, WorkerReport
+from pegaflow.vllm.messages import LoadOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts, Summary
-from pegaflow.vllm.requests import RequestState
+from pegaflow.vllm.plans import BlockRules, Tables
+from pegaflow.vllm.requests import Load, RequestState
 from pegaflow.vllm.resets import Resets
 from pegaflow.vllm.saves import GpuBlocks, Saves
 
@@ -37,9 +38,7 @@ class SchedulerSide:
         session: Any,
         settings: Settings,
         *,
-        block_size: int,
-        hash_unit: int,
-        block_bytes: int,
+        rules: BlockRules,
         scheduler: bytes | None = None,
         ranks: int = 1,
         may_load: bool = True,
@@ -56,8 +55,8 @@ class SchedulerSide:
         self.counts = Counts()
         self._session = session
         self._settings = settings
-        self.block_size = block_size
-        self._hash_unit = hash_unit
+        self.rules = rules
+        self.unit_tokens = rules.unit_tokens
         self._may_load = may_load
         self._may_save = may_save
         self._own_tables = own_tables
@@ -67,12 +66,8 @@ class SchedulerSide:
         #: The incarnation in the names of jobs; the session reports it to the server.
         self._incarnation = scheduler or _native.random_id()
         self.ranks = ranks
-        self.loads = self._make_loads(block_bytes)
-        self.events = (
-            BlockEvents(session, event_format, counts=self.counts, clock=clock)
-            if event_format is not None
-            else None
-        )
+        self.loads = self._make_loads()
+        self.events = self._make_events(event_format)
         self.policy = self._make_policy(most_tokens)
         self._lookups = self._make_lookups(follow=prefix_caching)
         self._waits = self._make_waits()
@@ -90,20 +85,33 @@ class SchedulerSide:
         self._summary = Summary(settings.log_interval_s, clock())
         self._shown: dict[str, Any] = {}
 
-    def _make_loads(self, block_bytes: int) -> Loads:
+    def _make_events(self, event_format: Any) -> BlockEvents | None:
+        if event_format is None:
+            return None
+        return BlockEvents(
+            self._session,
+            event_format,
+            counts=self.counts,
+            clock=self._clock,
+            of_kinds=self.rules.has_kinds,
+        )
+
+    def _make_loads(self) -> Loads:
         return Loads(
             ranks=self.ranks,
-            block_bytes=block_bytes,
+            block_bytes=self.rules.block_bytes,
             patience_s=self._settings.load_patience_ms / 1e3,
             bytes_per_second=self._settings.load_bytes_per_second,
             counts=self.counts,
             clock=self._clock,
+            labels=self.rules.labels,
+            whole=self.rules.loads_are_whole,
         )
 
     def _make_policy(self, most_tokens: int) -> LoadPolicy:
         return LoadPolicy(
             always=self._settings.load_policy == "always",
-            block_size=self.block_size,
+            block_size=self.unit_tokens,
             most_tokens=most_tokens,
             queued_blocks=self.loads.queued_blocks,
             clock=self._clock,
@@ -118,14 +126,12 @@ class SchedulerSide:
         )
 
     def _make_lookups(self, *, follow: bool) -> Lookups:
-        wanted = self._settings.min_load_tokens or 2 * self.block_size
         return Lookups(
             self._session,
             self._settings,
             self.loads,
             self.policy,
-            min_blocks=max(1, -(-wanted // self.block_size)),
-            block_size=self.block_size,
+            rules=self.rules,
             follow=follow,
             counts=self.counts,
             clock=self._clock,
@@ -139,14 +145,15 @@ class SchedulerSide:
             self.events.bind_pool(pool)
         if self._may_save:
             blocks = GpuBlocks(pool)
+            share = blocks.count * self._settings.max_pinned_percent // 100
             self.saves = Saves(
                 blocks,
-                limit=max(1, blocks.count * self._settings.max_pinned_percent // 100),
-                block_size=self.block_size,
+                limit=max(self.rules.pins_at_once, share),
                 ranks=self.ranks,
                 counts=self.counts,
                 clock=self._clock,
                 events=self.events,
+                labels=self.rules.labels,
             )
 
     def new_request(self, request: Any) -> None:
@@ -165,47 +172,54 @@ class SchedulerSide:
             # vLLM asks only for a request that starts over, so all its KV belongs to this time.
             state.generation = self._generation
             state.chain = self._chain(request)
-            state.forget_saves()
+            state.progress = self.rules.progress(request, state.chain)
         if not self._may_load or getattr(request, "skip_reading_prefix_cache", False):
-            # The cache's contents are unknown; vLLM's own blocks were offered to it when computed.
-            state.next_save = max(state.next_save, local_tokens // self.block_size)
+            state.progress.not_queried(local_tokens)
             return 0, False
+        answer = self._matched_tokens(state, request, local_tokens)
+        state.progress.queried(local_tokens)
+        return answer
+
+    def _matched_tokens(
+        self, state: RequestState, request: Any, local_tokens: int
+    ) -> tuple[int | None, bool]:
         if state.load_failed or not self._reset_done():
             return 0, False
-        state.local = local_tokens // self.block_size
+        state.local_tokens = local_tokens
         if self._away:
             self._lookups.not_registered(state)
             self._waits.drop(state)
             return 0, False
-        if self._lookups.is_worth_asking(state, state.local) and self._waits.is_waiting(state):
+        local = local_tokens // self.unit_tokens
+        if self._lookups.is_worth_asking(state, local) and self._waits.is_waiting(state):
             return None, False
-        blocks = self._lookups.blocks_beyond(state, state.local)
+        blocks = self._lookups.blocks_beyond(state, local)
         if blocks is None:
             return None, False
-        tokens = blocks * self.block_size
-        stop = state.local + blocks
+        tokens = blocks * self.unit_tokens
+        stop = local + blocks
         if state.claim is not None and stop > state.claim.full_stop(stop):
             # With the prompt's partial block; its last token is computed, for the next one.
             tokens = request.num_tokens - 1 - local_tokens
         return tokens, blocks > 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
-        """vLLM has admitted the request, with ``tokens`` to be loaded behind its local blocks."""
+    def allocated(self, request: Any, tables: Tables, tokens: int) -> None:
+        """vLLM has admitted the request, with ``tokens`` to be loaded behind its local blocks.
+
+        ``tables``: its blocks, of each cache group.
+        """
         state = self._state(request)
         self._waits.drop(state)
         if tokens == 0:
             self._lookups.drop(state)
-            known = max(state.local * self.block_size, request.num_computed_tokens)
+            local = state.local_tokens // self.unit_tokens * self.unit_tokens
+            known = max(local, request.num_computed_tokens)
             self.policy.compute.begin(request.request_id, request.num_tokens - known)
             return
         if state.load is not None:
             return  # repeated for the same admission
-        start, stop = state.local, state.local - (-tokens // self.block_size)
         claim, state.claim = state.claim, None
-        offered = claim is not None and claim.first <= start and stop <= claim.first + claim.blocks
-        if not offered or stop > len(block_ids):
-            raise AssertionError(f"{tokens} tokens were never offered to {request.request_id}")
-        self.loads.begin(state, claim, start, block_ids[start:stop])
+        self.rules.begin_load(self.loads, state, claim, tables, tokens)
 
     def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
         """The numbers of tokens that a request loads from the pool and from other nodes."""
@@ -213,11 +227,14 @@ class SchedulerSide:
         load = state.load if state is not None else None
         if load is None:
             return tokens, 0
-        here = min(tokens, (len(load.blocks) - load.coming) * self.block_size)
+        here = min(tokens, (load.units - load.coming) * self.unit_tokens)
         return here, tokens - here
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
-        """The handover parameters of the response, for a router that requested them."""
+    def finished(self, request: Any, tables: Tables) -> dict[str, Any] | None:
+        """The handover parameters of the response, for a router that requested them.
+
+        ``tables``: the request's blocks, of each cache group.
+        """
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
             return None
@@ -233,14 +250,12 @@ class SchedulerSide:
         elif self.saves is not None and state.generation == self._generation:
             tokens = self._written_tokens(request)
             if self._away:
-                self.saves.drop(state, tokens, "not_registered")
+                state.progress.drop(self.saves, tables, tokens, "not_registered")
             elif self._link["state"] == "ready":
-                self.saves.collect(state, block_ids, tokens, last=True)
-                if self._wants_tail(state, tokens):
-                    self.saves.collect_tail(state, block_ids)
+                state.progress.collect(self.saves, tables, tokens, last=True)
                 return self._hand_over(state)
             else:
-                self.saves.drop(state, tokens, "no_server")
+                state.progress.drop(self.saves, tables, tokens, "no_server")
         return None
 
     def _hand_over(self, state: RequestState) -> dict[str, Any] | None:
@@ -249,12 +264,8 @@ class SchedulerSide:
         return Handover(
             node=bytes.fromhex(self._link["server"]),
             scheduler=self._incarnation,
-            job=state.last_job,
-            tokens=(
-                state.request.num_prompt_tokens
-                if state.tail_saved
-                else state.next_save * self.block_size
-            ),
+            job=state.progress.last_job,
+            tokens=state.progress.handed_tokens(),
         ).params()
 
     def _written_tokens(self, request: Any) -> int:
@@ -268,12 +279,14 @@ class SchedulerSide:
 
     def _new_state(self, request: Any) -> RequestState:
         self._adapters.look_again()
-        state = RequestState(request, self._chain(request), self._generation)
+        chain = self._chain(request)
+        progress = self.rules.progress(request, chain)
+        state = RequestState(request, chain, self._generation, progress)
         self._states[request.request_id] = state
         return state
 
     def _chain(self, request: Any) -> KeyChain:
-        return KeyChain(request, self.block_size, self._hash_unit, self._adapters, self._view.salt)
+        return self.rules.chain(request, self._adapters, self._view.salt)
 
     def _state(self, request: Any) -> RequestState:
         state = self._states.get(request.request_id)
@@ -305,7 +318,8 @@ class SchedulerSide:
             forward=total > 0,
             measured=self.policy.compute.plan(output.num_scheduled_tokens, total),
             saves=orders,
-            loads=[self.loads.order(load, self.policy.held_to(len(load.blocks))) for load in loads],
+            loads=[self._order(load) for load in loads if not load.refused],
+            refused=[self._order(load) for load in loads if load.refused],
             cancelled=cancelled,
             discarded=discarded,
         )
@@ -315,6 +329,9 @@ class SchedulerSide:
         self.loads.mark_handed_out(loads)
         return plan
 
+    def _order(self, load: Load) -> LoadOrder:
+        return self.loads.order(load, self.policy.held_to(load.units))
+
     def _collect(self, output: Any, saves: Saves) -> None:
         self._adapters.look_again()
         if self._own_tables:
@@ -323,6 +340,7 @@ class SchedulerSide:
             return  # blocks wait for the cache as long as their requests live
         drafts = output.scheduled_spec_decode_tokens
         block_state = None if self._own_tables else output.kv_connector_block_state
+        offered = getattr(block_state, "boundary_state_offloads", None) or {}
         for request_id, scheduled in output.num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is None or state.generation != self._generation:
@@ -332,30 +350,18 @@ class SchedulerSide:
             # saved in the step that completes it, or in the one after.
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
+            offers = offered.get(request_id, ())
             if state.chain.adapter is not None:
-                # Its files are checked after its KV was computed, not before.
-                tokens = self._written_tokens(request)
-            wants_tail = self._wants_tail(state, tokens)
-            if tokens // self.block_size <= state.next_save and not wants_tail:
+                # Its files are checked after its KV was computed, not before. Offers end with the
+                # step.
+                tokens, offers = self._written_tokens(request), ()
+            if not state.progress.has_work(tokens, offers):
                 continue
             if block_state is None:
-                table = state.table
+                tables = (state.table,)
             else:
-                table = (block_state.get_block_ids(request_id) or ((),))[0]
-            saves.collect(state, table, tokens)
-            if wants_tail:
-                saves.collect_tail(state, table)
-
-    def _wants_tail(self, state: RequestState, tokens: int) -> bool:
-        """Whether to save the prompt's partial block, of which ``tokens`` are computed."""
-        if state.tail_saved or tokens < state.request.num_prompt_tokens:
-            return False
-        request = state.request
-        # The answer's tokens go into the same block, and a page that changes while it is copied
-        # would not fit its checksum.
-        if getattr(request, "max_tokens", 0) != 1:
-            return False
-        return is_asked_for(request) and bool(tail_tokens(request, self.block_size))
+                tables = block_state.get_block_ids(request_id) or ()
+            state.progress.collect(saves, tables, tokens, offers)
 
     def _follow_tables(self, output: Any) -> None:
         """Keeps separate block tables, for releases that do not expose theirs."""
@@ -388,8 +394,8 @@ class SchedulerSide:
                     logging.DEBUG if outcome.cut else logging.WARNING,
                     "pegaflow: %d of %d blocks were not loaded and are computed request=%s "
                     "error=%s",
-                    outcome.failed,
-                    len(load.blocks),
+                    outcome.failed or load.count,
+                    load.count,
                     load.request_id,
                     outcome.detail or outcome.error,
                 )
@@ -438,7 +444,7 @@ class SchedulerSide:
             if self._server is not None:
                 # A restarted server has none of the blocks that were saved before.
                 for state in self._states.values():
-                    state.forget_saves()
+                    state.progress.forget()
             self._server = link["server"]
         self._link = link
         if line := self._summary.line(now, link["state"]):

@@ -126,6 +126,8 @@ def _kinds(vllm_config: Any, kv_cache_config: Any) -> str:
         kinds = read_kinds(kv_cache_config, vllm_config.cache_config)
     except UnservedGroups as error:
         return str(error)
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "several cache groups, windows and states need vLLM's prefix caching"
     reason = _release() or _verified(vllm_config, kinds)
     return reason + _could_be_one(kv_cache_config) if reason else ""
 

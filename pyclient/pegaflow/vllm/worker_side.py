@@ -25,6 +25,16 @@ class _Job:
     followed: bool = False  # completed early: vLLM's later work waits for its rest on the GPU
 
 
+def _failed_blocks(job: _Job, done: Any) -> set[int]:
+    """vLLM's blocks that a load has not brought; in doubt all of them."""
+    order, failed = job.order, set(done.failed_blocks)
+    if order.ranges:
+        in_doubt = bool(failed or done.error) or done.blocks != order.count
+    else:
+        in_doubt = len(order.blocks) - len(failed) != done.blocks
+    return set(order.blocks) if job.discarded or in_doubt else failed
+
+
 class Reports:
     """The reports of a step: ended loads to vLLM, the outcomes of jobs to the scheduler's side.
 
@@ -52,14 +62,14 @@ class Reports:
 
     def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
         """A load without copies, now or later."""
-        outcome = Outcome(failed=len(order.blocks), error=error, detail=detail, first_failed=0)
+        outcome = Outcome(failed=order.count, error=error, detail=detail, first_failed=0)
         self.load(order, outcome, order.blocks)
 
     def save(self, job: int, outcome: Outcome) -> None:
         self._report.saves[job] = outcome
 
     def failed_save(self, order: SaveOrder, error: str, detail: str = "") -> None:
-        self.save(order.job, Outcome(failed=len(order.blocks), error=error, detail=detail))
+        self.save(order.job, Outcome(failed=order.count, error=error, detail=detail))
 
     def copied(self, blocks: float, seconds: float) -> None:
         """The blocks that a load has copied, and the time that they took after earlier ones."""
@@ -179,12 +189,10 @@ class WorkerSide:
         self._forward = plan.forward
         self._measured = plan.measured
         for order in plan.refused:
-            self.reports.refused_load(order, "off")
+            self.reports.refused_load(order, order.refused or "off")
         for order in plan.loads:
             try:
-                self.mover.load(
-                    order.load, order.token, order.first, order.blocks, computing=order.computing
-                )
+                self._load(order)
             except _native.PegaFlowError as error:
                 self.reports.refused_load(order, error_code(error), str(error))
             else:
@@ -196,6 +204,18 @@ class WorkerSide:
         for load in plan.cancelled:
             if load in self.loads:
                 self.mover.cancel_load(load)
+
+    def _load(self, order: LoadOrder) -> None:
+        if order.ranges:
+            self.mover.load_ranges(order.load, order.token, order.ranges, order.claimed)
+        else:
+            self.mover.load(
+                order.load, order.token, order.first, order.blocks, computing=order.computing
+            )
+
+    def _save(self, scheduler: bytes, order: SaveOrder) -> None:
+        kind = {"kind": order.kind} if order.kind else {}
+        self.mover.save(scheduler, order.job, order.keys, order.key_bytes, order.blocks, **kind)
 
     def submit_saves(self, plan: StepPlan) -> None:
         """Called when the step's forward pass is queued: the mover records it as an event.
@@ -211,9 +231,7 @@ class WorkerSide:
                 self.reports.save(order.job, Outcome(replica=True))
                 continue
             try:
-                self.mover.save(
-                    plan.scheduler, order.job, order.keys, order.key_bytes, order.blocks
-                )
+                self._save(plan.scheduler, order)
             except _native.PegaFlowError as error:
                 self.reports.failed_save(order, error_code(error), str(error))
             else:
@@ -246,15 +264,14 @@ class WorkerSide:
                 # Only a failure of the GPU causes this, and in its context the engine fails too.
                 log.error("pegaflow: a load failed after its early completion: %s", done.error)
             return
-        blocks = job.order.blocks
-        failed = set(done.failed_blocks)
-        if job.discarded or len(blocks) - len(failed) != done.blocks:
-            failed = set(blocks)  # in doubt all blocks
-        bad = [block in failed for block in blocks]
+        failed = _failed_blocks(job, done)
+        bad = [block in failed for block in job.order.blocks]
+        # Of several kinds all of the cache's blocks have failed, or none.
+        missing = bad.count(True) if not job.order.ranges else job.order.count * any(bad)
         error = "discarded" if job.discarded else done.error_code or "unknown"
         outcome = Outcome(
-            blocks=bad.count(False),
-            failed=bad.count(True),
+            blocks=job.order.count - missing,
+            failed=missing,
             bytes=done.bytes,
             took_s=done.took_s,
             error=error if failed else "",
@@ -272,7 +289,7 @@ class WorkerSide:
             Outcome(
                 blocks=done.blocks,
                 skipped=done.skipped,
-                failed=len(order.blocks) - done.blocks - done.skipped,
+                failed=order.count - done.blocks - done.skipped,
                 bytes=done.bytes,
                 took_s=done.took_s,
                 error=done.error_code or "",
