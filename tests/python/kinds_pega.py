@@ -1,0 +1,274 @@
+"""vLLM's real scheduler over several kinds of blocks, with the whole connector and real memory.
+
+The groups' blocks lie in one memory, at the same place for the same id, as vLLM lays them out. The
+model writes bytes that depend on all tokens so far, the group and the slot, and checks all bytes
+that its layers would read. So any byte that a load puts into a wrong block, or that a save takes
+from one, is found by the step that uses it.
+"""
+
+import pickle
+import select
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from pegaflow.engine.kinds import KindRule
+from tests.python.harness import ALWAYS, BY_KIND, PATIENT
+from tests.python.kinds_engine import KindsEngine, WrongBlock
+
+_MASK = (1 << 64) - 1
+
+
+class PegaKindsEngine(KindsEngine):
+    """One engine core and its worker. ``extra``: options of the connector."""
+
+    def __init__(
+        self,
+        groups: Sequence[Any],
+        address: str,
+        *,
+        extra: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        self._address = address
+        self._extra = ALWAYS | PATIENT | (extra or {})
+        self.stats: dict[str, float] = {}
+        self.hits: dict[str, tuple[int, int]] = {}  # local and loaded tokens at admission
+        self.reasons: dict[str, str] = {}
+        super().__init__(groups, **more)
+
+    def choose_connector(self, transfer: Any, interval: int, room: int) -> None:
+        transfer.kv_connector_extra_config = {
+            "pegaflow.host": self._address,
+            "pegaflow.weights_id": "fake-model",
+            "pegaflow.untested": True,
+            "pegaflow.window_interval": interval,
+            "pegaflow.max_pinned_percent": room,
+        } | self._extra
+
+    def connect(self, store: Any) -> None:
+        specs = [group.kv_cache_spec for group in self.kv_config.kv_cache_groups]
+        self._stride = max(spec.page_size_bytes for spec in specs)
+        raw = torch.zeros(self.kv_config.num_blocks * self._stride, dtype=torch.uint8)
+        tensors = {}
+        for number, spec in enumerate(specs):
+            dtype = getattr(spec, "dtype", torch.float32)
+            view = raw.view(dtype)
+            item = view.element_size()
+            tensors[f"layer.{number}"] = torch.as_strided(
+                view,
+                (self.kv_config.num_blocks, spec.page_size_bytes // item),
+                (self._stride // item, 1),
+            )
+        self.bytes = memoryview(raw.numpy())
+        self._slot_bytes = [
+            spec.page_size_bytes // (1 if rule.rule == KindRule.STATE else rule.block_tokens)
+            for spec, rule in ((spec, self.rules_of(i)) for i, spec in enumerate(specs))
+        ]
+        self.worker = KVConnectorFactory.create_connector(
+            pickle.loads(pickle.dumps(self.config)), KVConnectorRole.WORKER, self.kv_config
+        )
+        self.worker.register_kv_caches(tensors)
+
+    def rules_of(self, group: int) -> Any:
+        (kind,) = [kind for kind in self.kinds.kinds if group in kind.members]
+        return kind
+
+    @property
+    def side(self) -> Any:
+        return self.connector._scheduler
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            states = {self.side._session.status()["state"]}
+            states.add(self.worker._worker.mover.status()["state"])
+            if states == {"ready"}:
+                return
+            assert time.monotonic() < deadline, states
+            select.select([], [], [], 0.005)
+
+    # ---- memory
+
+    def _place(self, group: int, block: int, slot: int) -> slice:
+        size = self._slot_bytes[group]
+        start = block * self._stride + slot * size
+        return slice(start, start + size)
+
+    def _slot(self, group: int, value: int) -> bytes:
+        words = self._slot_bytes[group] // 8
+        base = (value ^ (group + 1) * 0x9E3779B97F4A7C15) & _MASK
+        return b"".join(((base + i) & _MASK).to_bytes(8, "little") for i in range(words))
+
+    def _put(self, group: int, block: int, slot: int, value: int) -> None:
+        assert block != 0
+        if slot == 0:
+            start = block * self._stride
+            self.bytes[start : start + self._stride] = b"\xdd" * self._stride
+        self.bytes[self._place(group, block, slot)] = self._slot(group, value)
+
+    def _expect(self, request_id: str, group: int, block: int, slot: int, value: int) -> None:
+        if block == 0 or self.bytes[self._place(group, block, slot)] != self._slot(group, value):
+            raise WrongBlock(f"{request_id}: group {group} reads slot {slot} of block {block}")
+
+    def _copy_block(self, source: int, target: int) -> None:
+        size = self._stride
+        content = bytes(self.bytes[source * size : (source + 1) * size])
+        self.bytes[target * size : (target + 1) * size] = content
+
+    def _has_computed(self) -> None:
+        return None  # the worker's side saves after the step
+
+    # ---- steps
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            if not self.scheduler.has_requests() and not self._queue:
+                return
+            self.step()
+        raise AssertionError(f"not idle: {self.scheduler.requests}")
+
+    def step(self) -> None:
+        executed = False
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            self._queue.append((output, self._execute(output)))
+            executed = output.total_num_scheduled_tokens > 0
+            if len(self._queue) < self.depth and executed:
+                return
+        if self._queue:
+            self._update(*self._queue.popleft())
+        if not executed:
+            mover = getattr(self.worker._worker, "mover", None)
+            fd = mover.finished_fd() if mover is not None else None
+            select.select([fd] if fd is not None else [], [], [], 0.001)
+
+    def _execute(self, output: Any) -> ModelRunnerOutput:
+        worker = self.worker
+        # A worker gets a copy of the plan, and returns a copy of the output.
+        meta = pickle.loads(pickle.dumps(output.kv_connector_metadata))
+        worker.handle_preemptions(meta)
+        worker.bind_connector_metadata(meta)
+        worker.start_load_kv(None)
+        sampled = self._forward(output)
+        worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        transfer = KVConnectorOutput(
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        assert not transfer.invalid_block_ids, "blocks of several groups would end the engine"
+        transfer = pickle.loads(pickle.dumps(transfer))
+        if not sampled:
+            return ModelRunnerOutput.with_kv_conn_output_only(transfer)
+        ids = list(sampled)
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=[sampled[request_id] for request_id in ids],
+            kv_connector_output=transfer,
+        )
+
+    def _update(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
+                self._note(outputs.scheduler_stats.kv_connector_stats)
+            for one in outputs.outputs:
+                self.answers[one.request_id] += one.new_token_ids
+                if one.finish_reason is not None:
+                    self.reasons[one.request_id] = str(one.finish_reason)
+                if stats := one.prefill_stats:
+                    self.hits[one.request_id] = (
+                        stats.num_local_cached_tokens,
+                        stats.num_external_cached_tokens,
+                    )
+
+    def _note(self, stats: dict[str, Any]) -> None:
+        for name, row in stats.items():
+            for labels, value in row.items():
+                key = f"{name}{{{labels}}}" if labels else name
+                amount = len(value) if isinstance(value, list) else value
+                if name in ("pinned_blocks", "serving", "link_state"):
+                    self.stats[key] = amount
+                    continue
+                for one in {key, name} if name in BY_KIND else {key}:
+                    self.stats[one] = self.stats.get(one, 0) + amount
+
+    def ask(self, request_id: str, prompt: Sequence[int], tokens: int = 4) -> tuple[int, int]:
+        self.add(request_id, prompt, tokens)
+        self.run()
+        return self.hits[request_id]
+
+    def saved(self) -> dict[str, int]:
+        """The blocks that saves have added so far, by the label of the kind."""
+        return {
+            label: int(self.stats.get(f"saved_blocks{{{label}}}", 0))
+            for label in self.side.rules.labels
+        }
+
+    def check_at_rest(self) -> None:
+        assert not self.scheduler.requests
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are leaked"
+        assert not self.side._states and not self.side.loads.under_way()
+        assert self.side.saves.pinned == 0
+        worker = self.worker._worker
+        assert not worker.loads and not worker.saves
+        errors = [name for name in self.stats if name.startswith("internal_errors")]
+        assert not errors, self.stats
+
+    def close(self) -> None:
+        self.worker.shutdown()
+        super().close()
+
+
+def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
+    """Some loads of the engine's mover fail from now on: at once, or after their copies, which are
+    then wrong.
+    """
+    from pegaflow import _native
+
+    mover = engine.worker._worker.mover
+    counted = SimpleNamespace(refused=0, failed=0)
+    blocks: dict[int, list[int]] = {}
+
+    class Flaky:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mover, name)
+
+        def load_ranges(self, load: int, token: bytes, ranges: Any, claimed: Any) -> None:
+            if engine.draw.random() < chance / 2:
+                counted.refused += 1
+                raise _native.Gone("planted")
+            mover.load_ranges(load, token, ranges, claimed)
+            blocks[load] = [block for one in ranges for block in one[3]]
+
+        def take_finished(self) -> list[Any]:
+            return [self._spoil(done) for done in mover.take_finished()]
+
+        def _spoil(self, done: Any) -> Any:
+            ids = blocks.pop(done.id, []) if done.kind == "load" else []
+            if not ids or engine.draw.random() >= chance / 2:
+                return done
+            counted.failed += 1
+            for block in ids:
+                start = block * engine._stride
+                engine.bytes[start : start + engine._stride] = b"\xee" * engine._stride
+            names = ("kind", "id", "skipped", "bytes", "took_s", "copying_s", "cut")
+            more = {name: getattr(done, name) for name in (*names, "verified", "corrupt")}
+            return SimpleNamespace(
+                **more, blocks=0, failed_blocks=ids[-1:], error="planted", error_code="planted"
+            )
+
+    engine.worker._worker.mover = Flaky()
+    return counted

@@ -1,0 +1,457 @@
+"""The connector with windows, chunks and states: a real scheduler, real bytes, hits as computed.
+
+Each scenario runs against the double in Python (kinds_double.py), which copies as late as it may.
+"""
+
+import collections
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from demo.expectations import ExpectedCache
+from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
+from pegaflow.vllm import support
+from pegaflow.vllm.plans import load_plan
+from pegaflow.vllm.plans.save_plan import SavePlan
+from tests.python import kinds_double
+from tests.python.kinds_double import Cache
+from tests.python.kinds_engine import SHAPES
+from tests.python.kinds_pega import PegaKindsEngine
+from tests.python.test_kinds_expectations import LAYERS, prompt_of
+
+INTERVAL = 128
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "SERVES_KINDS", True)
+
+
+@pytest.fixture
+def cache(served: None, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    made = Cache()
+    kinds_double.install(monkeypatch, made)
+    return made
+
+
+def engine_of(name: str, address: str = "unix:/nowhere.sock", **more: Any) -> PegaKindsEngine:
+    made = PegaKindsEngine(
+        SHAPES[name], address, **{"blocks": 1000, "interval": INTERVAL, "room": 50} | more
+    )
+    made.wait_ready()
+    return made
+
+
+Make = Callable[..., PegaKindsEngine]
+
+
+@pytest.fixture
+def make(cache: Cache) -> Iterator[Make]:
+    """Makes engines, and checks at the end that they are at rest."""
+    engines: list[PegaKindsEngine] = []
+
+    def of(name: str, **more: Any) -> PegaKindsEngine:
+        engines.append(engine_of(name, **more))
+        return engines[-1]
+
+    yield of
+    for engine in engines:
+        engine.run()
+        engine.check_at_rest()
+        engine.close()
+    assert not cache.claims, "a claim is left"
+
+
+# ---- the hits and the saved blocks are those of the calculator
+
+
+class Both:
+    """An engine and the calculator, which must agree on each request."""
+
+    def __init__(self, name: str, engine: PegaKindsEngine, interval: int = INTERVAL) -> None:
+        self.engine = engine
+        unit, alignment = engine.kinds.unit_tokens, engine.kinds.alignment_tokens
+        least = max(alignment, min(2 * unit, 64))
+        self.expected = ExpectedCache(LAYERS[name], interval, least)
+        self.asked = 0
+
+    def ask(self, prompt: list[int], tokens: int = 20) -> tuple[int, list[int]]:
+        self.engine.reset_local()
+        self.asked += 1
+        request, before = f"r{self.asked}", self.engine.saved()
+        local, loaded = self.engine.ask(request, prompt, tokens)
+        self.engine.run()
+        whole = self.engine.answers[request]
+        wanted = self.expected.ask(prompt, whole[len(prompt) :])
+        added = {name: count - before[name] for name, count in self.engine.saved().items()}
+        assert (local, loaded) == (0, wanted.loaded_tokens)
+        assert added == wanted.stored_blocks
+        return loaded, whole
+
+
+#: Tokens that are loaded: of the same prompt, a longer one, a branch after 200 tokens, and the next
+#: turn. The first prompt has 300 tokens, its answer 20.
+HITS = {
+    "gemma3": [288, 288, 128, 304],
+    "gpt-oss": [288, 288, 128, 304],
+    "mistral-window": [288, 288, 128, 304],
+    "llama4": [288, 288, 192, 304],
+    "qwen3-next": [256, 256, 0, 256],
+    "two of full": [288, 288, 192, 304],
+}
+
+
+def resend_longer_branch_and_next_turn(name: str, engine: PegaKindsEngine) -> None:
+    both, prompt = Both(name, engine), prompt_of(300)
+    loaded, whole = both.ask(prompt)
+    assert loaded == 0
+    found = [
+        both.ask(prompt)[0],
+        both.ask(prompt + prompt_of(70, 2))[0],
+        both.ask(prompt[:200] + prompt_of(90, 3))[0],
+        both.ask(whole + prompt_of(40, 4))[0],
+    ]
+    assert found == HITS[name]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+@pytest.mark.parametrize("name", HITS)
+def test_resend_longer_branch_and_next_turn(make, name, asynchronous):
+    # With asynchronous scheduling an answer's last block is complete a step later.
+    resend_longer_branch_and_next_turn(name, make(name, asynchronous=asynchronous))
+
+
+def random_conversations(name: str, engine: PegaKindsEngine, draw: random.Random) -> None:
+    both = Both(name, engine)
+    known = [prompt_of(draw.randint(20, 400), draw.random())]
+    for _ in range(25):
+        base = draw.choice(known)
+        cut = draw.choice([len(base), draw.randint(1, len(base))])
+        prompt = base[:cut] + prompt_of(draw.choice([0, 1, 60]), draw.random())
+        known.append(both.ask(prompt[:900], draw.choice([1, 2, 30, 100]))[1])
+    assert sum(engine.saved().values()) > 20
+
+
+@pytest.mark.parametrize("name", HITS)
+def test_random_conversations(make, name, seed):
+    random_conversations(name, make(name), random.Random(f"{seed} {name}"))
+
+
+# ---- everything at once
+
+
+def converse(
+    engine: PegaKindsEngine, draw: random.Random, requests: int, disturb: Callable[[], None]
+) -> collections.Counter[str]:
+    """Random requests that share prefixes, with aborts, resets, preemptions and what ``disturb``
+    does; the engine checks each byte that it reads.
+    """
+    counted: collections.Counter[str] = collections.Counter()
+    most = 300 + 4 * engine.kinds.alignment_tokens
+    prompts = [[draw.randrange(10, 1000) for _ in range(draw.randint(30, most))] for _ in range(4)]
+    for number in range(requests):
+        base = draw.choice(prompts)
+        prompt = base[: draw.choice([len(base), draw.randint(1, len(base))])]
+        prompt = prompt + [draw.randrange(10, 1000) for _ in range(draw.choice([0, 1, 70]))]
+        engine.add(f"r{number}", prompt, draw.choice([1, 5, 90]))
+        if draw.random() < 0.3:
+            prompts[draw.randrange(4)] = engine.answers[f"r{draw.randrange(number + 1)}"][:700]
+        for _ in range(draw.randint(0, 12)):
+            engine.step()
+        if draw.random() < 0.1:
+            engine.abort(f"r{draw.randrange(number + 1)}")
+        if draw.random() < 0.3:
+            engine.run()
+            engine.scheduler.reset_prefix_cache()
+        if draw.random() < 0.05:
+            engine.preempt_all()
+        if draw.random() < 0.03:
+            engine.run()
+            engine.scheduler.reset_prefix_cache(reset_connector=True)
+            counted["resets"] += 1
+        disturb()
+    engine.run()
+    engine.check_at_rest()
+    return counted
+
+
+def small_engine(name: str, draw: random.Random, **more: Any) -> PegaKindsEngine:
+    """One long request fits in any case, and often several do not."""
+    options = {
+        "retention": draw.choice([0, 0, None]),
+        "blocks": draw.randint(48, 80) * len(SHAPES[name]),
+        "interval": draw.choice([0, 128, 192]),
+        "room": draw.choice([5, 30]),
+        "draw": draw,
+        "max_num_seqs": 4,
+    }
+    return engine_of(name, **options | more)
+
+
+def converse_with_the_double(
+    cache: Cache, name: str, draw: random.Random, requests: int, asynchronous: bool = False
+) -> dict[str, float]:
+    cache.draw, cache.copy_chance, cache.failing_loads = draw, 0.5, 0.1
+    engine = small_engine(name, draw, asynchronous=asynchronous)
+
+    def disturb() -> None:
+        store = cache.store
+        assert store is not None
+        if draw.random() < 0.03:
+            cache.restart()
+        if draw.random() < 0.1:
+            for blocks in store.blocks:
+                for key in draw.sample(sorted(blocks), len(blocks) // 4):
+                    del blocks[key]
+
+    try:
+        converse(engine, draw, requests, disturb)
+        assert not cache.claims, "a claim is left"
+        return engine.stats
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_requests_read_their_own_bytes(cache, name, asynchronous, seed):
+    draw = random.Random(f"{seed} {name} {asynchronous}")
+    stats = converse_with_the_double(cache, name, draw, 50, asynchronous)
+    print(name, stats)
+    assert stats["loads"] > 2, stats
+    reasons = {key for key in stats if key.startswith("load_failures")}
+    assert reasons <= {"load_failures{planted}", "load_failures{gone}", "load_failures{discarded}"}
+
+
+# ---- messages
+
+
+def test_a_step_has_one_job_for_each_kind_and_a_load_names_its_ranges(make, cache):
+    engine = make("gpt-oss")
+    prompt = prompt_of(300)
+    engine.ask("a", prompt)
+    engine.run()
+    jobs = [(kind, count) for what, kind, count in cache.asked if what == "save"]
+    assert {kind for kind, _ in jobs} == {0, 1}
+    assert sum(count for kind, count in jobs if kind == 0) == 18
+    assert engine.stats["saves"] == len(jobs)
+    engine.reset_local()
+    cache.asked.clear()
+
+    assert engine.ask("again", prompt) == (0, 288)
+
+    assert ("claim", 18, 0) in cache.asked
+    # The window of 32 tokens before token 288 begins with block 16.
+    assert ("load", [(0, 0, 18), (1, 16, 2)]) in cache.asked
+    assert engine.stats["loaded_blocks{full}"] == 18
+    assert engine.stats["loaded_blocks{window}"] == 2
+    assert engine.stats["loaded_blocks"] == 20
+
+
+def test_behind_vllms_own_hit_only_new_blocks_are_written(make, cache):
+    engine = make("gpt-oss")
+    prompt = prompt_of(300)
+    engine.ask("whole", prompt)
+    engine.reset_local()
+    engine.ask("head", prompt[:275])  # vLLM's own cache has a window at 272
+    cache.asked.clear()
+
+    assert engine.ask("again", prompt) == (272, 16)
+
+    assert ("claim", 18, 17) in cache.asked
+    # The claim has the window's block 16 as well, which vLLM has itself.
+    assert ("load", [(0, 17, 1), (1, 17, 1)]) in cache.asked
+
+
+def test_a_failed_load_is_the_requests_and_all_of_it_is_computed(make, cache):
+    engine = make("gemma3")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    cache.failing_loads = 1.0
+
+    engine.ask("again", prompt, 5)  # the model checks what it reads
+
+    assert engine.reasons["again"] == "length"
+    assert engine.stats["load_failures{planted}"] == 1
+    assert engine.stats["load_failed_blocks"] == 18 + 4
+    assert "loaded_blocks" not in engine.stats
+
+
+def test_an_allocation_that_does_not_fit_the_claim_is_refused_and_computed(
+    make, cache, monkeypatch
+):
+    engine = make("gpt-oss")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    original = load_plan._check_table
+
+    def check(kind: Any, table: Any, *more: int) -> None:
+        original(kind, [0, *table[1:]] if kind.rule == KindRule.PREFIX else table, *more)
+
+    monkeypatch.setattr(load_plan, "_check_table", check)
+
+    engine.ask("again", prompt, 5)
+
+    assert engine.reasons["again"] == "length"
+    assert engine.stats["load_failures{allocation}"] == 1
+    assert "loads" not in engine.stats
+    assert not cache.claims
+
+
+def test_after_an_internal_error_a_load_is_refused_by_request(make, cache, monkeypatch):
+    engine = make("gpt-oss")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+
+    def planted(*arguments: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(type(engine.side.rules), "begin_load", planted)
+    engine.ask("again", prompt, 5)
+    assert engine.reasons["again"] == "length"
+    assert engine.stats.pop("internal_errors{scheduler}") == 1
+    off = engine.connector._scheduler
+    engine.run()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    monkeypatch.setattr(PegaKindsEngine, "check_at_rest", lambda self: None)
+    cache.claims.clear()  # the session ends its claims
+    assert off.matched_tokens(None, 0) == (0, False)
+
+
+def test_requests_that_share_a_load_wait_for_it_only_if_they_can_use_all_of_it(make, cache):
+    engine = make("gpt-oss")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    cache.copy_chance = 0.3
+    engine.add("one", prompt)
+    engine.add("longer", prompt + prompt_of(30, 2))
+    engine.add("branch", prompt[:200] + prompt_of(90, 3))
+    engine.run()
+    assert engine.hits["one"] == (0, 288)
+    assert engine.hits["longer"] == (288, 0)
+    assert engine.hits["branch"] == (0, 128)
+    assert engine.stats["followed"] == 1
+
+
+def test_blocks_of_a_request_that_ends_are_saved_later_if_pins_are_short(make, cache):
+    engine = make("gemma3", blocks=200, room=1)
+    engine.ask("a", prompt_of(300), 2)
+    engine.run()
+    saved = engine.saved()
+    assert saved["full"] == 18
+    assert engine.stats["save_dropped_blocks{pin_limit}"] > 0, "windows have no second chance"
+
+
+def test_a_single_group_of_full_attention_uses_no_call_for_kinds(served, monkeypatch):
+    """The rules of such an engine are OneKind's, whatever is served."""
+    from pegaflow.engine.config import read_settings
+    from pegaflow.vllm.build import block_rules
+    from pegaflow.vllm.plans.one_kind import OneKind
+    from tests.python.harness import kv_cache_config, vllm_config
+
+    config = vllm_config("unix:/nowhere.sock")
+    rules = block_rules(config, kv_cache_config(config, 16), read_settings({}, {}))
+    assert isinstance(rules, OneKind)
+
+
+# ---- KV events
+
+
+# ---- planted mistakes are found
+
+
+def drop_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SavePlan, "_windows", lambda *arguments: [])
+
+
+def shift_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ids(self: Any, kind: BlockKind, tables: Any, number: int) -> tuple[int, ...]:
+        found = tuple(tables[g][min(number + 1, len(tables[g]) - 1)] for g in kind.members)
+        return () if 0 in found else found
+
+    monkeypatch.setattr(SavePlan, "_ids", ids)
+
+
+def write_to_vllms_own_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        load_plan,
+        "_missing",
+        lambda kind, tokens, local: (
+            kind.needed(tokens) if kind.rule != KindRule.PREFIX else kind.wanted(tokens, local)
+        ),
+    )
+
+
+def swap_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = kinds_double.Mover.load_ranges
+
+    def load_ranges(self: Any, load: int, token: bytes, ranges: Any, claimed: Any) -> None:
+        swapped = [one._replace(blocks=one.blocks[::-1]) for one in ranges]
+        original(self, load, token, swapped, claimed)
+
+    monkeypatch.setattr(kinds_double.Mover, "load_ranges", load_ranges)
+
+
+def load_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockKinds, "leaves_a_token", False)
+
+
+def need_a_block_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = BlockKind.needed
+
+    def needed(self: BlockKind, tokens: int) -> BlockRange:
+        blocks = original(self, tokens)
+        if self.rule == KindRule.TRAILING and blocks.count > 1:
+            return BlockRange(blocks.first + 1, blocks.count - 1)
+        return blocks
+
+    monkeypatch.setattr(BlockKind, "needed", needed)
+    monkeypatch.setattr(load_plan, "_check_table", lambda *arguments: None)
+
+
+def unpin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pegaflow.vllm.saves import GpuBlocks
+
+    def pin(self: Any, block_id: int) -> Any:
+        block = self._pool.blocks[block_id]
+        self._pool.touch([block])
+        self._pool.free_blocks([block])
+        return block
+
+    monkeypatch.setattr(GpuBlocks, "pin", pin)
+    monkeypatch.setattr(GpuBlocks, "unpin", lambda self, blocks: None)
+
+
+MISTAKES = {
+    drop_a_kind: "gpt-oss",
+    shift_a_window: "gpt-oss",
+    write_to_vllms_own_hit: "gemma3",
+    swap_the_members: "gemma3",
+    load_the_last_token: "gpt-oss",
+    need_a_block_less: "gpt-oss",
+    unpin_at_once: "gpt-oss",
+}
+
+
+@pytest.mark.parametrize("plant", MISTAKES, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(cache, plant, monkeypatch):
+    plant(monkeypatch)
+    name = MISTAKES[plant]
+    with pytest.raises(AssertionError) as found:
+        engine = engine_of(name)
+        try:
+            resend_longer_branch_and_next_turn(name, engine)
+        finally:
+            engine.close()
+        for attempt in range(30):
+            cache.store = None
+            cache.claims.clear()
+            converse_with_the_double(cache, name, random.Random(attempt), 50)
+    print(plant.__name__, repr(found.value)[:200])
