@@ -18,7 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from pegaflow import _native
 from pegaflow.engine.kinds import KindRule
+from pegaflow.vllm.events import READ_INTERVAL_S
 from tests.python.harness import ALWAYS, BY_KIND, PATIENT
 from tests.python.kinds_engine import KindsEngine, WrongBlock
 
@@ -209,6 +211,11 @@ class PegaKindsEngine(KindsEngine):
         self.run()
         return self.hits[request_id]
 
+    def poke(self) -> None:
+        """A step for the connector's own work, at least one reading of the journal later."""
+        select.select([], [], [], 2 * READ_INTERVAL_S)
+        self.ask(f"poke-{len(self.hits)}", [10, 11, 12], 2)
+
     def saved(self) -> dict[str, int]:
         """The blocks that saves have added so far, by the label of the kind."""
         return {
@@ -236,8 +243,6 @@ def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
     """Some loads of the engine's mover fail from now on: at once, or after their copies, which are
     then wrong.
     """
-    from pegaflow import _native
-
     mover = engine.worker._worker.mover
     counted = SimpleNamespace(refused=0, failed=0)
     blocks: dict[int, list[int]] = {}

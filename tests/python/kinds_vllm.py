@@ -1,23 +1,41 @@
-"""A real vLLM with the real plans and geometry, and a dictionary instead of a server.
+"""A real vLLM with windows and states: the plans with a dictionary, or the connector with a server.
 
-``python -m tests.python.kinds_vllm MODEL DTYPE plain|memory REQUEST...`` answers prompts one after
-another in one process, each with vLLM's own cache empty, and prints a line of JSON for each: its
-tokens, those that were loaded, and the number of blocks of each kind in the store. A REQUEST is
-``LENGTH:TOKENS`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD tokens of
-request I and its answer, and TAIL others; HEAD 0 means all of them.
+``python -m tests.python.kinds_vllm MODEL DTYPE plain|memory|pega REQUEST...`` answers prompts one
+after another in one process, each with vLLM's own cache empty, and prints a line of JSON for each:
+its tokens, those that were loaded, and the number of blocks of each kind that were stored so far. A
+REQUEST is ``LENGTH`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD
+tokens of request I and its answer, and TAIL others; HEAD 0 means all of them.
+
+``memory`` copies blocks to a dictionary and back, with the real plans and geometry. ``pega`` is the
+whole connector and a pegaflow-server; before a REQUEST there may be ``refuse:`` or ``spoil:`` (its
+load fails at once, or after copies of wrong bytes), ``kill:`` or ``start:`` (of the server).
 """
 
+import copy
 import ctypes
 import json
+import os
 import random
+import select
 import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from pegaflow import _native
 from pegaflow.engine.layout import Geometry
 from pegaflow.vllm.build import read_geometries
+from pegaflow.vllm.metrics import Counts
+from tests.python.harness import ALWAYS, PATIENT
 from tests.python.kinds_engine import KindsConnector, Load, Save, Store
+from tests.python.test_connector_faults import wait_for_zero
+from tests.support.vllm_server import PegaServer
 
 BLOCK = 32
 INTERVAL = 256
@@ -108,6 +126,162 @@ class MemoryConnector(KindsConnector):
                     assert offset == len(content[member])
 
 
+class Pega:
+    """A server, and the connector of the engine in this process."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Adds the connector to the engine's options."""
+        from vllm.config import KVTransferConfig
+
+        from pegaflow.vllm import build, support
+        from pegaflow.vllm.scheduler_side import SchedulerSide
+
+        support.SERVES_KINDS = True
+        self._places: list[Geometry] = []
+
+        def keep_places(*arguments: Any) -> list[Geometry]:
+            self._places = read_geometries(*arguments)
+            return self._places
+
+        build.read_geometries = keep_places
+        binary = Path(os.environ["PEGA_BUILD_DIR"], "server", "pegaflow-server")
+        self._directory = tempfile.TemporaryDirectory(prefix="pega-")
+        self.server = PegaServer(binary, Path(self._directory.name), pool_size="256mb").start()
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="PegaKVConnector",
+            kv_connector_module_path="pegaflow.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "pegaflow.host": self.server.address,
+                "pegaflow.window_interval": INTERVAL,
+                "pegaflow.untested": True,
+                "pegaflow.max_pinned_percent": 50,
+            }
+            | ALWAYS
+            | PATIENT,
+        )
+        self.counts = Counts()
+        original, counts = SchedulerSide.take_counts, self.counts
+
+        def take_counts(side: SchedulerSide) -> Counts | None:
+            taken = original(side)
+            if taken is not None:
+                counts.aggregate(copy.deepcopy(taken))
+            return taken
+
+        SchedulerSide.take_counts = take_counts
+
+    def _wait_ready(self, llm: Any) -> None:
+        deadline = time.monotonic() + 60
+        side = self._core(llm).scheduler.connector._scheduler
+        mover = get_kv_transfer_group()._worker.mover
+        while {side._session.status()["state"], mover.status()["state"]} != {"ready"}:
+            assert time.monotonic() < deadline
+            select.select([], [], [], 0.01)
+
+    def _core(self, llm: Any) -> Any:
+        return llm.llm_engine.engine_core.engine_core
+
+    def prepare(self, llm: Any, order: str) -> None:
+        self.counts.reset()
+        if order == "kill":
+            self.server.kill()
+            return
+        if order == "start":
+            self.server.start()
+        self._wait_ready(llm)
+        if order in ("refuse", "spoil"):
+            worker = get_kv_transfer_group()._worker
+            if order == "refuse":
+                refuse_the_next_load(worker)
+            else:
+                spoil_the_next_load(worker, lambda ranges: self._overwrite(llm, ranges))
+
+    def _overwrite(self, llm: Any, ranges: Any) -> None:
+        kinds = self._core(llm).scheduler.connector._scheduler.rules._kinds
+        for kind, _, count, blocks in ranges:
+            groups = kinds.kinds[kind].members * count
+            for group, block in zip(groups, blocks, strict=True):
+                for piece in self._places[group].segments:
+                    ctypes.memset(piece.address + block * piece.stride, 0x3F, piece.size)
+
+    def note(self, llm: Any) -> dict[str, Any]:
+        core = self._core(llm)
+        while core.scheduler.has_requests():  # until its last saves are reported
+            llm.llm_engine.step()
+        side = core.scheduler.connector._scheduler
+        assert side.saves.pinned == 0 and not side.loads.under_way() and not side._states
+        self.counts.aggregate(side.counts)
+        counted = self.counts.data
+        assert "internal_errors" not in counted, counted
+        return {
+            "added": {
+                label: counted.get("saved_blocks", {}).get(label, 0) for label in side.rules.labels
+            },
+            "blocks_loaded": counted.get("loaded_blocks", {}),
+            "failures": counted.get("load_failures", {}),
+        }
+
+    def close(self) -> None:
+        wait_for_zero(self.server, "pegaflow_claims", "pegaflow_pins")
+        self.server.stop()
+        self._directory.cleanup()
+
+
+class _Around:
+    """A mover with another behavior for one load."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker, self._mover = worker, worker.mover
+        worker.mover = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mover, name)
+
+    def _leave(self) -> None:
+        self._worker.mover = self._mover
+
+
+def refuse_the_next_load(worker: Any) -> None:
+    class Refusing(_Around):
+        def load_ranges(self, *arguments: Any) -> None:
+            self._leave()
+            raise _native.Gone("planted")
+
+    Refusing(worker)
+
+
+def spoil_the_next_load(worker: Any, overwrite: Callable[[Any], None]) -> None:
+    """It reports an error after its copies, and the blocks have other bytes."""
+    planted: dict[int, Any] = {}
+
+    class Spoiling(_Around):
+        def load_ranges(self, load: int, token: bytes, ranges: Any, claimed: Any) -> None:
+            self._mover.load_ranges(load, token, ranges, claimed)
+            planted[load] = ranges
+
+        def take_finished(self) -> list[Any]:
+            return [self._spoil(done) for done in self._mover.take_finished()]
+
+        def _spoil(self, done: Any) -> Any:
+            if done.kind != "load" or done.id not in planted:
+                return done
+            self._leave()
+            ranges = planted.pop(done.id)
+            overwrite(ranges)
+            names = ("kind", "id", "skipped", "bytes", "took_s", "copying_s", "cut")
+            more = {name: getattr(done, name) for name in (*names, "verified", "corrupt")}
+            return SimpleNamespace(
+                **more,
+                blocks=0,
+                failed_blocks=ranges[0][3][:1],
+                error="planted",
+                error_code="planted",
+            )
+
+    Spoiling(worker)
+
+
 def patch_granite() -> None:
     """vLLM's scan on a CPU returns no states inside of a chunk, and so cannot keep them there."""
     import dataclasses
@@ -133,6 +307,7 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
     more: dict[str, Any] = {}
     if dtype == "float32" and "granite" not in model:
         more["block_size"] = BLOCK
+    pega = Pega(more) if mode == "pega" else None
     if mode == "memory":
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector="MemoryConnector",
@@ -155,6 +330,9 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
     draw = random.Random(5)
     texts: list[list[int]] = []
     for line in requests:
+        order, _, line = line.rpartition(":")
+        if pega is not None:
+            pega.prepare(llm, order)
         if line.startswith("of,"):
             _, index, head, tail = line.split(",")
             prompt = texts[int(index)][: int(head) or None]
@@ -165,7 +343,7 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
         (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         answer = list(output.outputs[0].token_ids)
         texts.append(prompt + answer)
-        told = {"prompt": prompt, "answer": answer}
+        told = {"prompt": prompt, "answer": answer, "cached": output.num_cached_tokens}
         if mode == "memory":
             import tests.python.kinds_vllm as module
 
@@ -180,8 +358,12 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
                 kind.rule.label: count
                 for kind, count in zip(side.kinds.kinds, side.store.counts(), strict=True)
             }
+        if pega is not None:
+            told |= pega.note(llm)
         print("RESULT " + json.dumps(told), flush=True)
         assert llm.reset_prefix_cache()
+    if pega is not None:
+        pega.close()
 
 
 if __name__ == "__main__":

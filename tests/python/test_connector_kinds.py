@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from demo.expectations import ExpectedCache
 from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
@@ -251,18 +253,18 @@ def test_a_step_has_one_job_for_each_kind_and_a_load_names_its_ranges(make, cach
 
 
 def test_behind_vllms_own_hit_only_new_blocks_are_written(make, cache):
-    engine = make("gpt-oss")
+    engine = make("gemma3")
     prompt = prompt_of(300)
     engine.ask("whole", prompt)
     engine.reset_local()
-    engine.ask("head", prompt[:275])  # vLLM's own cache has a window at 272
+    engine.ask("head", prompt[:259])  # vLLM's own cache has a window at 256
     cache.asked.clear()
 
-    assert engine.ask("again", prompt) == (272, 16)
+    assert engine.ask("again", prompt) == (256, 32)
 
-    assert ("claim", 18, 17) in cache.asked
-    # The claim has the window's block 16 as well, which vLLM has itself.
-    assert ("load", [(0, 17, 1), (1, 17, 1)]) in cache.asked
+    assert ("claim", 18, 16) in cache.asked
+    # The claim has the window's blocks 14 and 15 as well, which vLLM has itself.
+    assert ("load", [(0, 16, 2), (1, 16, 2)]) in cache.asked
 
 
 def test_a_failed_load_is_the_requests_and_all_of_it_is_computed(make, cache):
@@ -357,11 +359,53 @@ def test_a_single_group_of_full_attention_uses_no_call_for_kinds(served, monkeyp
     from tests.python.harness import kv_cache_config, vllm_config
 
     config = vllm_config("unix:/nowhere.sock")
-    rules = block_rules(config, kv_cache_config(config, 16), read_settings({}, {}))
+    rules = block_rules(config, kv_cache_config(config, 256), read_settings({}, {}))
     assert isinstance(rules, OneKind)
 
 
 # ---- KV events
+
+
+def test_events_have_the_group_of_the_kind_and_are_taken_back_by_kind(make, cache):
+    config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    engine = make("gpt-oss", kv_events_config=config)
+    events: list[Any] = []
+    take = engine.connector.take_events
+
+    def taken() -> list[Any]:
+        found = list(take())
+        events.extend(found)
+        return found
+
+    engine.connector.take_events = taken
+    prompt = prompt_of(300)
+    engine.ask("a", prompt, 2)
+    engine.run()
+
+    stored = collections.Counter[int]()
+    for event in events:
+        assert isinstance(event, BlockStored) and event.medium == "CPU"
+        assert len(event.token_ids) == 16 * len(event.block_hashes)
+        stored[event.group_idx] += len(event.block_hashes)
+    saved = engine.saved()
+    # The first of vLLM's groups has the windows.
+    assert stored == {1: saved["full"], 0: saved["window"]}
+    kinds = {event.group_idx: event.kv_cache_spec_kind for event in events}
+    assert kinds == {1: "full_attention", 0: "sliding_window"}
+    whole = [event for event in events if event.group_idx == 1]
+    assert whole[0].parent_block_hash is None
+    assert [token for event in whole for token in event.token_ids] == prompt[:288]
+
+    # The window's last block has the key of a block of full attention; only the window is evicted.
+    events.clear()
+    keys = sorted(cache.store.blocks[1])
+    assert set(keys) <= set(cache.store.blocks[0])
+    cache.journal += [(key.ljust(32, b"\0"), False, 1) for key in keys]
+    engine.ask("b", prompt_of(40, 2), 2)
+    engine.poke()
+    removed = [event for event in events if isinstance(event, BlockRemoved)]
+    assert {event.group_idx for event in removed} == {0}
+    assert sum(len(event.block_hashes) for event in removed) == len(keys)
 
 
 # ---- planted mistakes are found

@@ -1,13 +1,15 @@
-"""Models with windows and states in a real vLLM: the plans and the geometry, without a server.
+"""Models with windows and states in a real vLLM on the CPU.
 
-kinds_vllm.py copies blocks to a dictionary and back. Each answer must be that of an engine without
-a connector, and the blocks must be those of the demo's calculator.
+Each answer must be that of an engine without a connector, and the blocks must be those of the
+demo's calculator: with the plans and a dictionary that has copies of blocks, and with the whole
+connector and a server.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,10 +32,10 @@ LOADED = {
 DTYPES = {"qwen3-next": "bfloat16"}
 
 
-def answers(family: str, mode: str) -> list[dict[str, Any]]:
+def answers(family: str, mode: str, requests: Sequence[str] = REQUESTS) -> list[dict[str, Any]]:
     model = ensure_hybrid(family)
     command = [sys.executable, "-m", "tests.python.kinds_vllm", str(model)]
-    command += [DTYPES.get(family, "float32"), mode, *REQUESTS]
+    command += [DTYPES.get(family, "float32"), mode, *requests]
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,3 +56,48 @@ def test_loaded_windows_and_states_give_the_same_answers(family):
         assert one["loaded"] == wanted.loaded_tokens
         assert one["stored"] == expected.blocks()
     assert [one["loaded"] for one in cached] == LOADED[family]
+
+
+#: The same with a server; then the first prompt again: its load is refused, fails with wrong bytes
+#: in the blocks, the server is gone, is another one, and has the blocks again.
+WITH_SERVER = [
+    *REQUESTS,
+    "refuse:of,0,1400,0",
+    "spoil:of,0,1400,0",
+    "kill:of,0,1400,0",
+    "start:of,0,1400,0",
+    "of,0,1400,0",
+]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "mistral-window", "qwen3-next"])
+def test_with_a_server_the_answers_are_the_same(family):
+    layers = MODEL_LAYERS[family]
+    unit = max(one.block_tokens for one in layers)
+    least = max(unit, min(2 * unit, 64))
+    expected = ExpectedCache(layers, INTERVAL, least)
+    cached, plain = answers(family, "pega", WITH_SERVER), answers(family, "plain", WITH_SERVER)
+    assert len(cached) == len(plain) == len(WITH_SERVER)
+    loaded = []
+    for order, one, other in zip(WITH_SERVER, cached, plain, strict=True):
+        assert one["prompt"] == other["prompt"], order
+        assert one["answer"] == other["answer"], order
+        what = order.rpartition(":")[0]
+        if what in ("refuse", "spoil"):
+            label = {"refuse": "gone", "spoil": "planted"}[what]
+            assert one["failures"] == {label: 1}
+            assert not any(one["added"].values()), "they are there"
+            continue
+        if what == "kill":
+            assert one["cached"] == 0 and not any(one["added"].values())
+            continue
+        if what == "start":
+            expected = ExpectedCache(layers, INTERVAL, least)
+        wanted = expected.ask(one["prompt"], one["answer"])
+        loaded.append(one["cached"])
+        assert one["cached"] == wanted.loaded_tokens, order
+        assert one["added"] == wanted.stored_blocks, order
+        blocks = {name: count for name, count in wanted.loaded_blocks.items() if count}
+        assert one["blocks_loaded"] == (blocks if wanted.loaded_tokens else {}), order
+        assert one["failures"] == {}
+    assert loaded == [*LOADED[family], 0, LOADED[family][1]]

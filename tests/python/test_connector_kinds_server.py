@@ -1,0 +1,169 @@
+"""Windows, chunks and states from vLLM's real scheduler to a real server and back, byte by byte.
+
+The scenarios of test_connector_kinds.py, with the native session and mover.
+"""
+
+import random
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pegaflow.vllm.plans import load_plan
+from tests.python.kinds_engine import SHAPES
+from tests.python.kinds_pega import PegaKindsEngine, plant_failures
+from tests.python.test_connector_faults import wait_for_zero
+from tests.python.test_connector_kinds import (
+    HITS,
+    MISTAKES,
+    Make,
+    converse,
+    engine_of,
+    random_conversations,
+    resend_longer_branch_and_next_turn,
+    served,
+    small_engine,
+)
+from tests.python.test_kinds_expectations import prompt_of
+from tests.support.vllm_server import PegaServer
+
+__all__ = ["served"]
+
+
+def own_namespace() -> dict[str, str]:
+    """Options of an engine that shares no block with another test's."""
+    return {"pegaflow.weights_id": f"fake-model-{uuid.uuid4()}"}
+
+
+@pytest.fixture
+def make(served: None, pega: PegaServer) -> Iterator[Make]:
+    """Makes engines, and checks at the end that they and the server are at rest."""
+    engines: list[PegaKindsEngine] = []
+    namespace = own_namespace()
+
+    def of(name: str, **more: Any) -> PegaKindsEngine:
+        engines.append(engine_of(name, pega.address, extra=namespace, **more))
+        return engines[-1]
+
+    yield of
+    for engine in engines:
+        engine.run()
+        engine.check_at_rest()
+        engine.close()
+    wait_for_zero(pega, "pegaflow_claims", "pegaflow_pins")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+@pytest.mark.parametrize("name", HITS)
+def test_resend_longer_branch_and_next_turn(make, name, asynchronous):
+    resend_longer_branch_and_next_turn(name, make(name, asynchronous=asynchronous))
+
+
+@pytest.mark.parametrize("name", HITS)
+def test_random_conversations(make, name, seed):
+    random_conversations(name, make(name), random.Random(f"{seed} {name}"))
+
+
+def test_another_engine_of_the_model_finds_windows_and_states(make):
+    prompt = prompt_of(300)
+    for name in ("gemma3", "qwen3-next"):
+        first, second = make(name), make(name, asynchronous=True)
+        first.ask("a", prompt)
+        first.run()
+        assert second.ask("a", prompt) == (0, HITS[name][0])
+
+
+def test_after_a_reset_no_block_of_any_kind_is_found(make):
+    engine, prompt = make("gemma3"), prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert engine.ask("after", prompt) == (0, 0)
+    engine.reset_local()
+    assert engine.ask("again", prompt) == (0, 288)
+
+
+def test_a_restarted_server_gets_the_blocks_again(served, own_pega):
+    prompt = prompt_of(300)
+    engine = engine_of("gpt-oss", own_pega.address, extra=own_namespace())
+    try:
+        engine.ask("cold", prompt)
+        engine.run()
+        own_pega.kill()
+        engine.reset_local()
+        assert engine.ask("without", prompt) == (0, 0)
+        own_pega.start()
+        engine.wait_ready()
+        engine.reset_local()
+        assert engine.ask("empty", prompt) == (0, 0)
+        engine.reset_local()
+        assert engine.ask("again", prompt) == (0, 288)
+        engine.run()
+        engine.check_at_rest()
+    finally:
+        engine.close()
+
+
+def converse_with_a_server(
+    server: PegaServer, name: str, draw: random.Random, requests: int, asynchronous: bool = False
+) -> dict[str, float]:
+    engine = small_engine(name, draw, asynchronous=asynchronous, address=server.address)
+    counted = plant_failures(engine, 0.2)
+
+    def disturb() -> None:
+        if draw.random() < 0.02:
+            server.kill()
+            for _ in range(draw.randint(0, 5)):
+                engine.step()
+            server.start()
+            if draw.random() < 0.7:
+                engine.wait_ready()
+
+    try:
+        converse(engine, draw, requests, disturb)
+        wait_for_zero(server, "pegaflow_claims", "pegaflow_pins")
+        return engine.stats | vars(counted)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "async"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_requests_read_their_own_bytes(served, own_pega, name, asynchronous, seed):
+    draw = random.Random(f"{seed} {name} {asynchronous}")
+    stats = converse_with_a_server(own_pega, name, draw, 50, asynchronous)
+    print(name, stats)
+    assert stats["loads"] > 2, stats
+
+
+# ---- planted mistakes are found
+
+
+def swap_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = load_plan.pair
+
+    def pair(*arguments: Any) -> Any:
+        return [one._replace(blocks=one.blocks[::-1]) for one in original(*arguments)]
+
+    monkeypatch.setattr("pegaflow.vllm.plans.several_kinds.pair", pair)
+
+
+PLANTED = {
+    plant: name for plant, name in MISTAKES.items() if plant.__name__ != "swap_the_members"
+} | {swap_the_members: "gemma3"}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(served, own_pega, plant, monkeypatch):
+    plant(monkeypatch)
+    name = PLANTED[plant]
+    with pytest.raises(AssertionError) as found:
+        engine = engine_of(name, own_pega.address, extra=own_namespace())
+        try:
+            resend_longer_branch_and_next_turn(name, engine)
+        finally:
+            engine.close()
+        for attempt in range(20):
+            converse_with_a_server(own_pega, name, random.Random(attempt), 50)
+    print(plant.__name__, repr(found.value)[:200])
