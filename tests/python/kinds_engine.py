@@ -384,12 +384,18 @@ class KindsEngine:
 
     # ---- requests
 
-    def request(self, request_id: str, prompt: Sequence[int], tokens: int) -> Request:
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        return Request(request_id, list(prompt), params, None, block_hasher=self.hasher)
+    def request(
+        self, request_id: str, prompt: Sequence[int], tokens: int, params: Any = None
+    ) -> Request:
+        extra = {"kv_transfer_params": params} if params is not None else None
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, extra_args=extra)
+        return Request(request_id, list(prompt), sampling, None, block_hasher=self.hasher)
 
-    def add(self, request_id: str, prompt: Sequence[int], tokens: int = 4) -> None:
-        request = self.request(request_id, prompt, tokens)
+    def add(
+        self, request_id: str, prompt: Sequence[int], tokens: int = 4, params: Any = None
+    ) -> None:
+        """``params``: the request's kv_transfer_params."""
+        request = self.request(request_id, prompt, tokens, params)
         self.answers[request_id] = list(prompt)
         self.scheduler.add_request(request)
 

@@ -4,6 +4,7 @@ Each scenario runs against the double in Python (kinds_double.py), which copies 
 """
 
 import collections
+import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
 from pegaflow.vllm import support
 from pegaflow.vllm.plans import load_plan
 from pegaflow.vllm.plans.save_plan import SavePlan
+from pegaflow.vllm.worker_side import WorkerSide
 from tests.python import kinds_double
 from tests.python.kinds_double import Cache
 from tests.python.kinds_engine import SHAPES
@@ -304,28 +306,6 @@ def test_an_allocation_that_does_not_fit_the_claim_is_refused_and_computed(
     assert not cache.claims
 
 
-def test_after_an_internal_error_a_load_is_refused_by_request(make, cache, monkeypatch):
-    engine = make("gpt-oss")
-    prompt = prompt_of(300)
-    engine.ask("cold", prompt)
-    engine.reset_local()
-
-    def planted(*arguments: Any) -> Any:
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(type(engine.side.rules), "begin_load", planted)
-    engine.ask("again", prompt, 5)
-    assert engine.reasons["again"] == "length"
-    assert engine.stats.pop("internal_errors{scheduler}") == 1
-    off = engine.connector._scheduler
-    engine.run()
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-    monkeypatch.setattr(PegaKindsEngine, "check_at_rest", lambda self: None)
-    cache.claims.clear()  # the session ends its claims
-    assert off.matched_tokens(None, 0) == (0, False)
-
-
 def test_requests_that_share_a_load_wait_for_it_only_if_they_can_use_all_of_it(make, cache):
     engine = make("gpt-oss")
     prompt = prompt_of(300)
@@ -473,8 +453,20 @@ def unpin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuBlocks, "unpin", lambda self, blocks: None)
 
 
+def save_as_the_first_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide._save
+    monkeypatch.setattr(
+        WorkerSide,
+        "_save",
+        lambda self, scheduler, order: original(
+            self, scheduler, dataclasses.replace(order, kind=0)
+        ),
+    )
+
+
 MISTAKES = {
     drop_a_kind: "gpt-oss",
+    save_as_the_first_kind: "gpt-oss",
     shift_a_window: "gpt-oss",
     write_to_vllms_own_hit: "gemma3",
     swap_the_members: "gemma3",

@@ -14,6 +14,7 @@ from pegaflow.vllm.plans import load_plan
 from tests.python.kinds_engine import SHAPES
 from tests.python.kinds_pega import PegaKindsEngine, plant_failures
 from tests.python.test_connector_faults import wait_for_zero
+from tests.python.test_connector_hooks import plant
 from tests.python.test_connector_kinds import (
     HITS,
     MISTAKES,
@@ -135,6 +136,63 @@ def test_random_requests_read_their_own_bytes(served, own_pega, name, asynchrono
     stats = converse_with_a_server(own_pega, name, draw, 50, asynchronous)
     print(name, stats)
     assert stats["loads"] > 2, stats
+
+
+# ---- other parts of the connector
+
+
+#: Calls of several kinds, in which an unexpected error disables the cache and costs no request.
+HOOKS = [
+    "_scheduler.rules.take_claim",
+    "_scheduler.rules.begin_load",
+    "_scheduler.loads.begin_ranges",
+    "_scheduler.loads.report",
+    "_scheduler.saves.add",
+    "_scheduler.saves.report",
+    "_worker.mover.load_ranges",
+    "_worker.mover.save",
+    "_worker._load_ended",
+    "_worker._save_ended",
+]
+
+
+@pytest.mark.parametrize("path", HOOKS)
+def test_a_failing_hook_costs_the_cache_only(served, pega, path):
+    engine = engine_of("gemma3", pega.address, extra=own_namespace())
+    stored = [prompt_of(300, number) for number in range(4)]
+    try:
+        for i, prompt in enumerate(stored):
+            engine.ask(f"stored-{i}", prompt)
+        engine.reset_local()
+        worker = path.startswith("_worker")
+        plant(engine.worker if worker else engine.connector, path, 0)
+
+        for round_ in range(2):
+            for i, prompt in enumerate(stored):
+                engine.add(f"{round_}-{i}", prompt + prompt_of(40, 10 * round_ + i), 20)
+            engine.run()
+
+        asked = [f"{round_}-{i}" for round_ in range(2) for i in range(len(stored))]
+        assert {engine.reasons[request] for request in asked} == {"length"}
+        side = "worker" if worker else "scheduler"
+        assert engine.stats[f"internal_errors{{{side}}}"] == 1
+        engine.check_at_rest(planted_errors=True)
+    finally:
+        engine.close()
+
+
+def test_a_decode_engine_waits_for_the_windows_of_a_prefill_engine(make):
+    prefill, decode = make("gemma3"), make("gemma3")
+    prompt = prompt_of(300)
+    prefill.add("p", prompt, 1, params={"pegaflow": {"save_tail": True}})
+    prefill.run()
+    params = prefill.params["p"]
+    # The partial block at the end belongs to one kind of full attention.
+    assert params["pegaflow"]["tokens"] == 288
+    decode.add("d", prompt, 5, params=params)
+    decode.run()
+    assert decode.hits["d"] == (0, 288)
+    assert decode.stats["handovers{over}"] == 1
 
 
 # ---- planted mistakes are found
