@@ -5,6 +5,7 @@ Each scenario runs against the double in Python (kinds_double.py), which copies 
 
 import collections
 import dataclasses
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ from tests.python.kinds_pega import PegaKindsEngine
 from tests.python.test_kinds_expectations import LAYERS, prompt_of
 
 INTERVAL = 128
+#: `./dev soak` sets more.
+REQUESTS = int(os.environ.get("PEGA_KINDS_REQUESTS", "40"))
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ Make = Callable[..., PegaKindsEngine]
 
 @pytest.fixture
 def make(cache: Cache) -> Iterator[Make]:
-    """Makes engines, and checks at the end that they are at rest."""
+    """Makes engines, and checks at the end that nothing of them is in flight."""
     engines: list[PegaKindsEngine] = []
 
     def of(name: str, **more: Any) -> PegaKindsEngine:
@@ -222,7 +225,7 @@ def converse_with_the_double(
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_requests_read_their_own_bytes(cache, name, asynchronous, seed):
     draw = random.Random(f"{seed} {name} {asynchronous}")
-    stats = converse_with_the_double(cache, name, draw, 50, asynchronous)
+    stats = converse_with_the_double(cache, name, draw, REQUESTS, asynchronous)
     print(name, stats)
     assert stats["loads"] > 2, stats
     reasons = {key for key in stats if key.startswith("load_failures")}
@@ -267,6 +270,29 @@ def test_behind_vllms_own_hit_only_new_blocks_are_written(make, cache):
     assert ("claim", 18, 16) in cache.asked
     # The claim has the window's blocks 14 and 15 as well, which vLLM has itself.
     assert ("load", [(0, 16, 2), (1, 16, 2)]) in cache.asked
+
+
+def test_a_load_is_compared_with_computing_in_pages_of_the_first_kind(make, cache):
+    engine = make("gemma3")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    seen: list[tuple[int, float]] = []
+    policy, original = engine.side.policy, engine.side.policy.slower_source
+
+    def slower(blocks: int, coming: int, last_s: float, held_to: Any, pages: float) -> str:
+        seen.append((blocks, pages))
+        return original(blocks, coming, last_s, held_to, pages)
+
+    policy.slower_source = slower
+    assert engine.ask("again", prompt) == (0, 288)
+    # 18 blocks of full attention, and 4 of windows, which have two members.
+    assert seen == [(18, 18 + 4 * 2)]
+
+    engine.reset_local()
+    policy.slower_source = lambda *arguments: "pool"
+    assert engine.ask("slower", prompt) == (0, 0)
+    assert engine.stats["declined{pool}"] == 1
 
 
 def test_a_failed_load_is_the_requests_and_all_of_it_is_computed(make, cache):

@@ -18,6 +18,7 @@ from tests.python.test_connector_hooks import plant
 from tests.python.test_connector_kinds import (
     HITS,
     MISTAKES,
+    REQUESTS,
     Make,
     converse,
     engine_of,
@@ -39,7 +40,7 @@ def own_namespace() -> dict[str, str]:
 
 @pytest.fixture
 def make(served: None, pega: PegaServer) -> Iterator[Make]:
-    """Makes engines, and checks at the end that they and the server are at rest."""
+    """Makes engines, and checks at the end that nothing of them is in flight or claimed."""
     engines: list[PegaKindsEngine] = []
     namespace = own_namespace()
 
@@ -133,7 +134,7 @@ def converse_with_a_server(
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_requests_read_their_own_bytes(served, own_pega, name, asynchronous, seed):
     draw = random.Random(f"{seed} {name} {asynchronous}")
-    stats = converse_with_a_server(own_pega, name, draw, 50, asynchronous)
+    stats = converse_with_a_server(own_pega, name, draw, REQUESTS, asynchronous)
     print(name, stats)
     assert stats["loads"] > 2, stats
 

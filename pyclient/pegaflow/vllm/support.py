@@ -18,7 +18,7 @@ SERVES_KINDS = False
 #: need `pegaflow.untested=true`. One group of full attention is served everywhere.
 VERIFIED: dict[str, frozenset[tuple[str, ...]]] = {
     "cuda": frozenset(),
-    "cpu": frozenset(),
+    "cpu": frozenset({("full", "window"), ("window",), ("full", "state")}),
 }
 
 #: One group of exactly these: every token keeps its slot, and a block's bytes depend only on the
