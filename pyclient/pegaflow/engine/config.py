@@ -227,8 +227,8 @@ OPTIONS = (
     Option(
         "untested",
         False,
-        "Serves models with kinds of cache groups that no test on a GPU has covered. Otherwise "
-        "their engines run without the cache.",
+        "Serves models with kinds of cache groups that were not tested on the engine's kind of "
+        "device (docs/models.md). Otherwise these engines run without the cache.",
     ),
     Option(
         "log_interval_s",
