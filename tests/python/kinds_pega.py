@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -28,7 +29,7 @@ _MASK = (1 << 64) - 1
 
 
 class PegaKindsEngine(KindsEngine):
-    """One engine core and its worker. ``extra``: options of the connector."""
+    """One engine core and its workers. ``extra``: options of the connector."""
 
     def __init__(
         self,
@@ -58,6 +59,18 @@ class PegaKindsEngine(KindsEngine):
     def connect(self, store: Any) -> None:
         specs = [group.kv_cache_spec for group in self.kv_config.kv_cache_groups]
         self._stride = max(spec.page_size_bytes for spec in specs)
+        self._slot_bytes = [
+            spec.page_size_bytes // (1 if rule.rule == KindRule.STATE else rule.block_tokens)
+            for spec, rule in ((spec, self.rules_of(i)) for i, spec in enumerate(specs))
+        ]
+        self.memories: list[memoryview] = []  # of each rank
+        self.workers: list[Any] = []
+        ranks = self.config.parallel_config.world_size
+        for rank in range(ranks):
+            self._add_worker(rank, specs)
+        self._aggregator = KVOutputAggregator.from_connector(self.connector, ranks)
+
+    def _add_worker(self, rank: int, specs: list[Any]) -> None:
         raw = torch.zeros(self.kv_config.num_blocks * self._stride, dtype=torch.uint8)
         tensors = {}
         for number, spec in enumerate(specs):
@@ -69,15 +82,17 @@ class PegaKindsEngine(KindsEngine):
                 (self.kv_config.num_blocks, spec.page_size_bytes // item),
                 (self._stride // item, 1),
             )
-        self.bytes = memoryview(raw.numpy())
-        self._slot_bytes = [
-            spec.page_size_bytes // (1 if rule.rule == KindRule.STATE else rule.block_tokens)
-            for spec, rule in ((spec, self.rules_of(i)) for i, spec in enumerate(specs))
-        ]
-        self.worker = KVConnectorFactory.create_connector(
-            pickle.loads(pickle.dumps(self.config)), KVConnectorRole.WORKER, self.kv_config
-        )
-        self.worker.register_kv_caches(tensors)
+        self.memories.append(memoryview(raw.numpy()))
+        config = pickle.loads(pickle.dumps(self.config))
+        config.parallel_config.rank = rank
+        worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv_config)
+        worker.register_kv_caches(tensors)
+        self.workers.append(worker)
+
+    @property
+    def worker(self) -> Any:
+        """The connector of the first rank."""
+        return self.workers[0]
 
     def rules_of(self, group: int) -> Any:
         (kind,) = [kind for kind in self.kinds.kinds if group in kind.members]
@@ -91,7 +106,7 @@ class PegaKindsEngine(KindsEngine):
         deadline = time.monotonic() + timeout_s
         while True:
             states = {self.side._session.status()["state"]}
-            states.add(self.worker._worker.mover.status()["state"])
+            states.update(one._worker.mover.status()["state"] for one in self.workers)
             if states == {"ready"}:
                 return
             assert time.monotonic() < deadline, states
@@ -104,26 +119,36 @@ class PegaKindsEngine(KindsEngine):
         start = block * self._stride + slot * size
         return slice(start, start + size)
 
-    def _slot(self, group: int, value: int) -> bytes:
+    def _slot(self, rank: int, group: int, value: int) -> bytes:
         words = self._slot_bytes[group] // 8
-        base = (value ^ (group + 1) * 0x9E3779B97F4A7C15) & _MASK
+        base = (value ^ (16 * rank + group + 1) * 0x9E3779B97F4A7C15) & _MASK
         return b"".join(((base + i) & _MASK).to_bytes(8, "little") for i in range(words))
 
     def _put(self, group: int, block: int, slot: int, value: int) -> None:
         assert block != 0
         if slot == 0:
-            start = block * self._stride
-            self.bytes[start : start + self._stride] = b"\xdd" * self._stride
-        self.bytes[self._place(group, block, slot)] = self._slot(group, value)
+            self.poison(block, 0xDD)
+        for rank, memory in enumerate(self.memories):
+            memory[self._place(group, block, slot)] = self._slot(rank, group, value)
+
+    def poison(self, block: int, byte: int) -> None:
+        start = block * self._stride
+        for memory in self.memories:
+            memory[start : start + self._stride] = bytes((byte,)) * self._stride
 
     def _expect(self, request_id: str, group: int, block: int, slot: int, value: int) -> None:
-        if block == 0 or self.bytes[self._place(group, block, slot)] != self._slot(group, value):
-            raise WrongBlock(f"{request_id}: group {group} reads slot {slot} of block {block}")
+        for rank, memory in enumerate(self.memories):
+            found = memory[self._place(group, block, slot)]
+            if block == 0 or found != self._slot(rank, group, value):
+                raise WrongBlock(
+                    f"{request_id}: rank {rank}, group {group} reads slot {slot} of block {block}"
+                )
 
     def _copy_block(self, source: int, target: int) -> None:
         size = self._stride
-        content = bytes(self.bytes[source * size : (source + 1) * size])
-        self.bytes[target * size : (target + 1) * size] = content
+        for memory in self.memories:
+            content = bytes(memory[source * size : (source + 1) * size])
+            memory[target * size : (target + 1) * size] = content
 
     def _has_computed(self) -> None:
         return None  # the worker's side saves after the step
@@ -148,18 +173,24 @@ class PegaKindsEngine(KindsEngine):
         if self._queue:
             self._update(*self._queue.popleft())
         if not executed:
-            mover = getattr(self.worker._worker, "mover", None)
-            fd = mover.finished_fd() if mover is not None else None
-            select.select([fd] if fd is not None else [], [], [], 0.001)
+            movers = [getattr(one._worker, "mover", None) for one in self.workers]
+            waits = [fd for one in movers if one and (fd := one.finished_fd()) is not None]
+            select.select(waits, [], [], 0.001)
 
     def _execute(self, output: Any) -> ModelRunnerOutput:
-        worker = self.worker
-        # A worker gets a copy of the plan, and returns a copy of the output.
-        meta = pickle.loads(pickle.dumps(output.kv_connector_metadata))
-        worker.handle_preemptions(meta)
-        worker.bind_connector_metadata(meta)
-        worker.start_load_kv(None)
+        for worker in self.workers:
+            # A worker gets a copy of the plan, and returns a copy of the output.
+            meta = pickle.loads(pickle.dumps(output.kv_connector_metadata))
+            worker.handle_preemptions(meta)
+            worker.bind_connector_metadata(meta)
+            worker.start_load_kv(None)
         sampled = self._forward(output)
+        results = [self._end(worker, output, sampled) for worker in self.workers]
+        made: ModelRunnerOutput = self._aggregator.aggregate(results, 0)
+        return made
+
+    def _end(self, worker: Any, output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
+        """The output of one rank's step."""
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
         transfer = KVConnectorOutput(
@@ -171,16 +202,17 @@ class PegaKindsEngine(KindsEngine):
         )
         worker.clear_connector_metadata()
         assert not transfer.invalid_block_ids, "blocks of several groups would end the engine"
-        transfer = pickle.loads(pickle.dumps(transfer))
-        if not sampled:
-            return ModelRunnerOutput.with_kv_conn_output_only(transfer)
         ids = list(sampled)
-        return ModelRunnerOutput(
+        made = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
             sampled_token_ids=[sampled[request_id] for request_id in ids],
             kv_connector_output=transfer,
         )
+        if not sampled:
+            made = ModelRunnerOutput.with_kv_conn_output_only(transfer)
+        copied: ModelRunnerOutput = pickle.loads(pickle.dumps(made))
+        return copied
 
     def _update(self, output: Any, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():
@@ -232,19 +264,20 @@ class PegaKindsEngine(KindsEngine):
         if hasattr(self.side, "_states"):
             assert not self.side._states and not self.side.loads.under_way()
             assert self.side.saves.pinned == 0
-        worker = self.worker._worker
-        assert not getattr(worker, "loads", ()) and not getattr(worker, "saves", ())
+        for worker in (one._worker for one in self.workers):
+            assert not getattr(worker, "loads", ()) and not getattr(worker, "saves", ())
         errors = any(name.startswith("internal_errors") for name in self.stats)
         assert errors == planted_errors, self.stats
 
     def close(self) -> None:
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         super().close()
 
 
 def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
-    """Some loads of the engine's mover fail from now on: at once, or after their copies, which are
-    then wrong.
+    """Some loads of the first rank's mover fail from now on: at once, or after their copies, whose
+    bytes are then wrong.
     """
     mover = engine.worker._worker.mover
     counted = SimpleNamespace(refused=0, failed=0)
@@ -270,8 +303,7 @@ def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
                 return done
             counted.failed += 1
             for block in ids:
-                start = block * engine._stride
-                engine.bytes[start : start + engine._stride] = b"\xee" * engine._stride
+                engine.poison(block, 0xEE)
             names = ("kind", "id", "skipped", "bytes", "took_s", "copying_s", "cut")
             more = {name: getattr(done, name) for name in (*names, "verified", "corrupt")}
             return SimpleNamespace(

@@ -227,7 +227,7 @@ def test_random_requests_read_their_own_bytes(cache, name, asynchronous, seed):
     draw = random.Random(f"{seed} {name} {asynchronous}")
     stats = converse_with_the_double(cache, name, draw, REQUESTS, asynchronous)
     print(name, stats)
-    assert stats["loads"] > 2, stats
+    assert stats["loads"] > 0, stats
     reasons = {key for key in stats if key.startswith("load_failures")}
     assert reasons <= {"load_failures{planted}", "load_failures{gone}", "load_failures{discarded}"}
 

