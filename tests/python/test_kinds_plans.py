@@ -556,6 +556,7 @@ def test_kinds_are_served_if_they_were_verified_or_the_operator_says_so(served, 
     kv_config = cache_config(SHAPES[name], 100)
     assert support.unsupported(served, kv_config) == ""
     plain = vllm_config("unix:/nowhere.sock")
+    monkeypatch.setitem(support.VERIFIED, "cpu", frozenset())
     reason = support.unsupported(plain, kv_config)
     assert "not verified" in reason and "pegaflow.untested=true" in reason
     could_be_one = "state" not in name and name not in ("mistral-window", "qwen3-next")
