@@ -1,14 +1,15 @@
 """A real vLLM with windows and states: the plans with a dictionary, or the connector with a server.
 
-``python -m tests.python.kinds_vllm MODEL DTYPE plain|memory|pega REQUEST...`` answers prompts one
-after another in one process, each with vLLM's own cache empty, and prints a line of JSON for each:
-its tokens, those that were loaded, and the number of blocks of each kind that were stored so far. A
-REQUEST is ``LENGTH`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD
-tokens of request I and its answer, and TAIL others; HEAD 0 means all of them.
+``python -m tests.python.kinds_vllm MODEL DTYPE MODE REQUEST...`` answers prompts one after another
+in one process, each with vLLM's own cache empty, and prints a line of JSON for each: its tokens,
+those that were loaded, and the number of blocks of each kind that were stored so far. A REQUEST is
+``LENGTH`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD tokens of
+request I and its answer, and TAIL others; HEAD 0 means all of them. Modes are ``plain``, and
 
 ``memory`` copies blocks to a dictionary and back, with the real plans and geometry. ``pega`` is the
 whole connector and a pegaflow-server; before a REQUEST there may be ``refuse:`` or ``spoil:`` (its
 load fails at once, or after copies of wrong bytes), ``kill:`` or ``start:`` (of the server).
+``shifted`` is the same with a planted mistake: each window is saved one block too late.
 """
 
 import copy
@@ -29,9 +30,11 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pegaflow import _native
+from pegaflow.engine.kinds import BlockKind, KindRule
 from pegaflow.engine.layout import Geometry
 from pegaflow.vllm.build import read_geometries
 from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.plans.save_plan import SavePlan
 from tests.python.harness import ALWAYS, PATIENT
 from tests.python.kinds_engine import KindsConnector, Load, Save, Store
 from tests.python.test_connector_faults import wait_for_zero
@@ -282,6 +285,15 @@ def spoil_the_next_load(worker: Any, overwrite: Callable[[Any], None]) -> None:
     Spoiling(worker)
 
 
+def save_windows_a_block_too_late() -> None:
+    def ids(self: Any, kind: BlockKind, tables: Any, number: int) -> tuple[int, ...]:
+        number += kind.rule == KindRule.TRAILING
+        found = tuple(tables[group][min(number, len(tables[group]) - 1)] for group in kind.members)
+        return () if 0 in found else found
+
+    SavePlan._ids = ids
+
+
 def patch_granite() -> None:
     """vLLM's scan on a CPU returns no states inside of a chunk, and so cannot keep them there."""
     import dataclasses
@@ -307,7 +319,9 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
     more: dict[str, Any] = {}
     if dtype == "float32" and "granite" not in model:
         more["block_size"] = BLOCK
-    pega = Pega(more) if mode == "pega" else None
+    if mode == "shifted":
+        save_windows_a_block_too_late()
+    pega = Pega(more) if mode in ("pega", "shifted") else None
     if mode == "memory":
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector="MemoryConnector",

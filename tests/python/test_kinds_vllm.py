@@ -101,3 +101,11 @@ def test_with_a_server_the_answers_are_the_same(family):
         assert one["blocks_loaded"] == (blocks if wanted.loaded_tokens else {}), order
         assert one["failures"] == {}
     assert loaded == [*LOADED[family], 0, LOADED[family][1]]
+
+
+def test_windows_that_are_saved_a_block_too_late_change_the_answers():
+    requests = ["1400", "of,0,1400,0", "of,0,900,300"]
+    wrong, plain = answers("gpt-oss", "shifted", requests), answers("gpt-oss", "plain", requests)
+    assert [one["cached"] for one in wrong] == [0, 1376, 768]
+    same = [one["answer"] == other["answer"] for one, other in zip(wrong, plain, strict=True)]
+    assert same == [True, False, False]
