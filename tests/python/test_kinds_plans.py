@@ -324,9 +324,9 @@ def test_a_block_of_each_kind_has_vllms_hash_at_its_end():
         )
         blocks = BlockRange(0, 333 // kind.block_tokens)
         assert keys.keys(index, blocks) == [expected[i] for i in blocks.numbers()]
-    # A hash finer than vLLM's own count is another conversation's.
+    # A finer hash than vLLM's own count is another conversation's.
     request.block_hashes.extend([b"x" * 32] * 2)
-    chain = KeyChain(request, kinds.unit_tokens, kinds.unit_tokens)
+    chain = KeyChain(request, 16, 16)
     assert KindKeys(chain, kinds).usable_units() == 0
 
 
