@@ -326,8 +326,7 @@ def test_a_block_of_each_kind_has_vllms_hash_at_its_end():
         assert keys.keys(index, blocks) == [expected[i] for i in blocks.numbers()]
     # A finer hash than vLLM's own count is another conversation's.
     request.block_hashes.extend([b"x" * 32] * 2)
-    chain = KeyChain(request, 16, 16)
-    assert KindKeys(chain, kinds).usable_units() == 0
+    assert KindKeys(KeyChain(request, 16, 16), kinds).usable_units() == 0
 
 
 # ---- saves
