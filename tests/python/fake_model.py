@@ -108,8 +108,9 @@ class FakeModel:
     def remove(self, request_id: str) -> None:
         self._rows.pop(request_id, None)
 
-    def forward(self, request_id: str, computed: int, scheduled: int) -> list[int]:
+    def forward(self, request_id: str, computed: int, scheduled: int, drafts: int = 0) -> list[int]:
         """Computes ``scheduled`` tokens behind ``computed``; returns the sampled token, if any."""
+        assert drafts == 0, "this model verifies no drafts"
         row = self._rows[request_id]
         self.check(request_id, computed)
         self._arrays_at(row, computed, computed + scheduled, write=True)
@@ -118,6 +119,9 @@ class FakeModel:
         row.tokens.append(next_token(row.values[-1]))
         row.extend()
         return [row.tokens[-1]]
+
+    def draft(self) -> None:
+        """What a step does after the connector's save."""
 
     def check(self, request_id: str, computed: int) -> None:
         """Checks the KV of the first ``computed`` tokens.

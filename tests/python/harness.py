@@ -35,7 +35,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -61,6 +61,8 @@ PATIENT = {
 
 #: Metrics whose label is the kind of the blocks; without it, an engine's stats have their sums.
 BY_KIND = ("loaded_blocks", "saved_blocks")
+#: Any drafted token: which ones are accepted is the fake model's decision.
+DRAFTED = 7
 
 #: The fake model computes faster than any load.
 ALWAYS = {"pegaflow.load_policy": "always"}
@@ -408,6 +410,15 @@ class Engine:
         return made
 
     def _update(self, output: Any, result: ModelRunnerOutput) -> None:
+        self._update_requests(output, result)
+        speculation = self.config.speculative_config
+        if speculation is not None and not self.config.scheduler_config.async_scheduling:
+            drafts = [DRAFTED] * speculation.num_speculative_tokens
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(result.req_ids, [list(drafts) for _ in result.req_ids])
+            )
+
+    def _update_requests(self, output: Any, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():
             if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
                 self._note(outputs.scheduler_stats.kv_connector_stats)

@@ -64,8 +64,14 @@ class Rank:
         worker.bind_connector_metadata(meta)
         if output.has_sync_kv_loads:
             worker.start_load_kv(None)
+        drafts = output.scheduled_spec_decode_tokens
         sampled = {
-            request_id: self.model.forward(request_id, self._computed[request_id], scheduled)
+            request_id: self.model.forward(
+                request_id,
+                self._computed[request_id],
+                scheduled,
+                len(drafts.get(request_id, ())),
+            )
             for request_id, scheduled in output.num_scheduled_tokens.items()
         }
         if v2_runner:
@@ -74,6 +80,7 @@ class Rank:
             worker.start_load_kv(None)
         if sampled or not self._options.old_release:  # old: only in steps with work
             worker.wait_for_save()
+        self.model.draft()
         results = worker.get_transfer_results(output.finished_req_ids)
         transfer = KVConnectorOutput(
             finished_sending=results.finished_sending or None,

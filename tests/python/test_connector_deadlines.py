@@ -110,6 +110,20 @@ def lookups(clock, loads, policy, server) -> Lookups:
     )
 
 
+@pytest.fixture
+def with_drafts(clock, loads, policy, server) -> Lookups:
+    return Lookups(
+        server,
+        read_settings({}, {}),
+        loads,
+        policy,
+        rules=OneKind(BLOCK, BLOCK, 1_000_000, drafts_have_kv=True, last_block_is_proof=True),
+        follow=True,
+        counts=Counts(),
+        clock=clock,
+    )
+
+
 def state(blocks: int = 10) -> RequestState:
     request = FakeRequest(blocks * BLOCK, unit=BLOCK)
     request.request_id = f"r{id(request)}"
@@ -335,3 +349,26 @@ def test_reports_of_ranks_are_merged_into_the_worst_one():
     assert merged.loads[7].error == "timeout"
     assert merged
     assert not WorkerReport()
+
+
+# ---- a last block that only proves the one before it
+
+
+def test_with_drafts_the_last_cached_block_is_claimed_and_not_offered(with_drafts, server):
+    one = state()
+    server.answers[1] = (7, True, b"t" * 16, 2)
+    assert with_drafts.blocks_beyond(one, 0) == 6
+    assert (one.claim.blocks, one.claim.coming) == (6, 1)
+    assert one.progress.next_save == 5, "the block of the proof may be of another node, and is saved"
+
+
+def test_a_claim_of_a_proof_alone_is_released(with_drafts, server):
+    one = state()
+    server.answers[1] = (1, True, b"t" * 16, 0)
+    assert with_drafts.blocks_beyond(one, 0) == 0
+    assert server.ended == [b"t" * 16]
+
+
+def test_with_drafts_vllm_s_own_hit_may_make_a_prompt_too_short(with_drafts, server):
+    assert with_drafts.is_worth_asking(state(), 7)
+    assert not with_drafts.is_worth_asking(state(), 8), "one block would be loaded, two are wanted"

@@ -464,8 +464,8 @@ def test_cache_groups(configs, groups, words):
             "prefill context",
         ),
         (lambda c: setattr(c, "speculative_config", object()), "speculative decoding by None"),
-        (lambda c: setattr(c, "speculative_config", drafts("eagle3")), "decoding by eagle3 is not"),
-        (lambda c: setattr(c, "speculative_config", drafts("mtp")), "decoding by mtp is not"),
+        (lambda c: setattr(c, "speculative_config", drafts("medusa")), "decoding by medusa is not"),
+        (lambda c: setattr(c, "speculative_config", drafts("dflash")), "decoding by dflash is not"),
         (
             lambda c: setattr(c, "speculative_config", drafts("ngram", draft="other")),
             "ngram with a draft model",

@@ -43,12 +43,17 @@ def serve(
     pega: PegaServer | None,
     *arguments: str,
     env: dict[str, str] | None = None,
+    transfer: dict[str, Any] | None = None,
 ) -> VllmServer:
-    """A vLLM with the connector, or a plain one without a server."""
+    """A vLLM with the connector, or a plain one without a server.
+
+    ``transfer``: the whole --kv-transfer-config, for another connector.
+    """
     options = VllmOptions(
         model=model,
         connector=pega.address if pega is not None else None,
         extra_config=PATIENT,
+        kv_transfer_config=transfer,
         block_size=BLOCK,
         max_model_len=1024,
         kv_cache_bytes=128 << 20,

@@ -83,6 +83,13 @@ def ensure_hybrid(family: str) -> Path:
     return _ensure(directory, "make_hybrid.py", lambda making: [family, making])
 
 
+def ensure_eagle() -> Path:
+    """The same for the model of make_eagle.py with its draft: ``target`` and ``draft``."""
+    return _ensure(
+        REPOSITORY / "build" / "models" / "eagle", "make_eagle.py", lambda making: [making]
+    )
+
+
 def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[Any]]) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     # The lock serves two runs at once; the rename keeps an interrupted run from leaving half a

@@ -98,25 +98,7 @@ def make_weights(out: pathlib.Path, a: argparse.Namespace) -> None:
     save_file(w, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def main() -> None:
-    ap = argparse.ArgumentParser()
-    ap.add_argument("dir")
-    ap.add_argument("--seed", type=int, default=0)
-    ap.add_argument("--no-weights", action="store_true")
-    for n, d in (
-        ("layers", 4),
-        ("hidden", 256),
-        ("heads", 8),
-        ("kv-heads", 4),
-        ("head-dim", 32),
-        ("vocab", 2048),
-        ("max-len", 8192),
-    ):
-        ap.add_argument("--" + n, type=int, default=d)
-    ap.add_argument("--dtype", default="float32")
-    a = ap.parse_args()
-    out = pathlib.Path(a.dir)
-    out.mkdir(parents=True, exist_ok=True)
+def make_config(out: pathlib.Path, a: argparse.Namespace) -> None:
     (out / "config.json").write_text(
         json.dumps(
             {
@@ -145,6 +127,28 @@ def main() -> None:
         )
     )
     (out / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "bos_token_id": 1}))
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser()
+    ap.add_argument("dir")
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--no-weights", action="store_true")
+    for n, d in (
+        ("layers", 4),
+        ("hidden", 256),
+        ("heads", 8),
+        ("kv-heads", 4),
+        ("head-dim", 32),
+        ("vocab", 2048),
+        ("max-len", 8192),
+    ):
+        ap.add_argument("--" + n, type=int, default=d)
+    ap.add_argument("--dtype", default="float32")
+    a = ap.parse_args()
+    out = pathlib.Path(a.dir)
+    out.mkdir(parents=True, exist_ok=True)
+    make_config(out, a)
     make_tokenizer(out, a.vocab)
     if not a.no_weights:
         make_weights(out, a)

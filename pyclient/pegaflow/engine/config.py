@@ -99,8 +99,9 @@ OPTIONS = (
     Option(
         "weights_id",
         "",
-        "Names the weights. Engines with equal names share blocks, so equal names for different "
-        "weights produce wrong answers. Empty: the SHA-256 digests of the weight files.",
+        "Names the weights, also those of a draft model. Engines with equal names share blocks, so "
+        "equal names for different weights produce wrong answers. Empty: the SHA-256 digests of "
+        "the weight files.",
     ),
     Option(
         "min_load_tokens",

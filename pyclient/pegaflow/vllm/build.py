@@ -17,7 +17,7 @@ from pegaflow.engine.config import (
 )
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, geometry
-from pegaflow.vllm import adapters, namespace, ranks, weights
+from pegaflow.vllm import adapters, drafts, namespace, ranks, weights
 from pegaflow.vllm.kinds import read_kinds
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.plans import BlockRules
@@ -193,7 +193,13 @@ def block_rules(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> B
         return SeveralKinds(rules, sizes)
     (group,) = groups
     unit = hash_unit(vllm_config, kv_cache_config)
-    return OneKind(group.kv_cache_spec.block_size, unit, _page_bytes(group))
+    return OneKind(
+        group.kv_cache_spec.block_size,
+        unit,
+        _page_bytes(group),
+        drafts_have_kv=drafts.have_kv(vllm_config),
+        last_block_is_proof=drafts.last_block_is_proof(vllm_config),
+    )
 
 
 def _page_bytes(group: Any) -> int:
@@ -298,6 +304,7 @@ def _factors(
     instance = instance_id(vllm_config)
     try:
         weights_id = weights.weights_id(vllm_config, settings.weights_id, instance)
+        draft_weights = weights.draft_weights_id(vllm_config, settings.weights_id, instance)
     except weights.UnknownWeights as error:
         raise Unservable(str(error), "weights") from None
     processor = weights.processor_id(vllm_config, instance)
@@ -317,6 +324,7 @@ def _factors(
         kv_cache_config,
         weights=weights_id,
         processor=processor,
+        draft_weights=draft_weights,
         instance=instance,
         hash_unit=hash_unit(vllm_config, kv_cache_config),
         layers=where.layers,

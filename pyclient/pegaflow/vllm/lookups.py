@@ -96,7 +96,7 @@ class Lookups:
 
     def is_worth_asking(self, state: RequestState, local: int) -> bool:
         """Whether the cache could bring enough beyond ``local`` blocks."""
-        reach = self._reach(state)
+        reach = self._reach(state) - self._rules.proof_units
         if reach - local < self._min_blocks and self._tail(state):
             reach += 1
         return reach - local >= self._min_blocks
@@ -150,7 +150,7 @@ class Lookups:
                 blocks, complete = answer
                 if not complete:
                     self._missed(state, "not_registered", asked_at)
-                elif blocks - local < self._min_blocks:
+                elif blocks - self._rules.proof_units - local < self._min_blocks:
                     self._missed(state, "not_cached", asked_at)
         return state.missed_at is None or now - state.missed_at >= self._miss_ttl_s
 

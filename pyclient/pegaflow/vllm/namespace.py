@@ -22,7 +22,7 @@ from typing import Any
 
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry
-from pegaflow.vllm import ranks
+from pegaflow.vllm import drafts, ranks
 
 Factors = list[tuple[str, str]]
 
@@ -96,6 +96,7 @@ def factors(
     *,
     weights: str,
     processor: str = "",
+    draft_weights: str = "",
     instance: str,
     hash_unit: int,
     layers: Sequence[str],
@@ -103,9 +104,9 @@ def factors(
 ) -> Factors:
     """The list, in its fixed order, followed by the factors that only some engines have.
 
-    ``weights`` and ``processor`` identify the contents of files (weights.py). ``layers`` are the
-    names in the page's order, ``arrangements`` the byte order of each of them (layout.Geometry);
-    both come from the registered tensors.
+    ``weights``, ``processor`` and ``draft_weights`` identify the contents of files (weights.py).
+    ``layers`` are the names in the page's order, ``arrangements`` the byte order of each of them
+    (layout.Geometry); both come from the registered tensors.
     """
     (group,) = kv_cache_config.kv_cache_groups
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
@@ -121,7 +122,8 @@ def factors(
         "group": by_layer(spec_texts),
         "layers": ranks.stages(vllm_config) if is_staged else ",".join(layers),
     }
-    return _listed(vllm_config, kv_cache_config, blocks, weights, processor, instance)
+    files = Files(weights, processor, draft_weights)
+    return _listed(vllm_config, kv_cache_config, blocks, files, instance)
 
 
 def factors_of_kinds(
@@ -163,7 +165,8 @@ def factors_of_kinds(
         blocks["layers"] = ranks.stages(vllm_config)
     else:
         more.append(("page_bytes", " || ".join(page_bytes)))
-    return _listed(vllm_config, kv_cache_config, blocks, weights, processor, instance) + more
+    files = Files(weights, processor)
+    return _listed(vllm_config, kv_cache_config, blocks, files, instance) + more
 
 
 def _by_layer(group: Any) -> list[tuple[str, Any]]:
@@ -171,12 +174,20 @@ def _by_layer(group: Any) -> list[tuple[str, Any]]:
     return [(layer, specs[layer] if specs else group.kv_cache_spec) for layer in group.layer_names]
 
 
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The ids of the contents of files (weights.py)."""
+
+    weights: str
+    processor: str = ""
+    draft_weights: str = ""
+
+
 def _listed(
     vllm_config: Any,
     kv_cache_config: Any,
     blocks: Mapping[str, str],
-    weights: str,
-    processor: str,
+    files: Files,
     instance: str,
 ) -> Factors:
     """The list, with the given texts about the bytes of blocks."""
@@ -184,11 +195,10 @@ def _listed(
     parallel = vllm_config.parallel_config
     algorithm = str(cache.prefix_caching_hash_algo)
     is_staged = parallel.pipeline_parallel_size > 1
-    skipped = ",".join(map(str, getattr(cache, "kv_cache_dtype_skip_layers", None) or ()))
     layout = getattr(kv_cache_config, "kv_cache_layout", None)
     listed = [
         ("pegaflow.namespace", VERSION),
-        ("weights", weights),
+        ("weights", files.weights),
         ("config", _config(model)),
         ("architecture", ",".join(getattr(model.hf_config, "architectures", None) or ())),
         ("dtype", str(model.dtype)),
@@ -210,12 +220,28 @@ def _listed(
         ("replicas", str(ranks.replicas(vllm_config, kv_cache_config))),
     ]
     some = [
-        ("kv_dtype_skip_layers", skipped if is_staged else ""),
+        ("kv_dtype_skip_layers", _skipped_layers(cache) if is_staged else ""),
         ("quantization_config", _quantization_config(model)),
         ("multimodal", _multimodal(model)),
-        ("processor", processor),
+        ("processor", files.processor),
+        *_draft(vllm_config, files.draft_weights),
     ]
     return listed + [(name, text) for name, text in some if text]
+
+
+def _skipped_layers(cache: Any) -> str:
+    return ",".join(map(str, getattr(cache, "kv_cache_dtype_skip_layers", None) or ()))
+
+
+def _draft(vllm_config: Any, weights: str) -> Factors:
+    """The draft model whose KV the blocks hold, too; empty texts without one."""
+    model = drafts.model_config(vllm_config)
+    return [
+        ("draft", drafts.method(vllm_config)),
+        ("draft_weights", weights),
+        ("draft_config", _config(model) if model is not None else ""),
+        ("draft_quantization", str(model.quantization or "") if model is not None else ""),
+    ]
 
 
 def _runs(texts: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ class Claim:
     asked_at: float
     held: int = 0  #: The number of units that the server holds until the claim is released.
     blocks: int = 0  #: The number of leading units that may be offered; at most ``held``.
+    here: int = 0  #: The number of units in the pool of this node.
     coming: int = 0  #: The number of blocks, at the end, in flight from another node.
     token: bytes = b""
     first_s: float = 0.0  #: Predicted arrival of the first and the last block in flight, counted

@@ -351,7 +351,11 @@ class SchedulerSide:
             computed = request.num_computed_tokens + scheduled - len(drafts.get(request_id, ()))
             tokens = min(computed, request.num_tokens)
             offers = offered.get(request_id, ())
-            if state.chain.adapter is not None:
+            if self.rules.awaits_next_token:
+                # The draft model runs after the step's save, and the draft KV of a token is final
+                # once the next token is.
+                tokens = self._written_tokens(request) - 1
+            elif state.chain.adapter is not None:
                 # Its files are checked after its KV was computed, not before. Offers end with the
                 # step.
                 tokens, offers = self._written_tokens(request), ()

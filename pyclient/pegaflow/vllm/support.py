@@ -6,7 +6,7 @@ from typing import Any
 
 from pegaflow.engine.config import ConfigError, read_settings
 from pegaflow.engine.kinds import BlockKinds
-from pegaflow.vllm import ranks
+from pegaflow.vllm import drafts, ranks
 from pegaflow.vllm.kinds import UnservedGroups, layer_specs, read_kinds, spec_problem
 
 #: Whether several cache groups, windows, chunks and states are served: not before the rest of the
@@ -27,8 +27,6 @@ VERIFIED: dict[str, frozenset[tuple[str, ...]]] = {
 _SERVED_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 #: Without the hybrid manager vLLM keeps all tokens of these, so that all layers are one group.
 _PROMOTED_SPECS = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-#: Drafts that are derived from the text: no model, no KV, no cache group.
-_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 
 
 def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
@@ -38,7 +36,7 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
     """
     reason = _parallelism(vllm_config) or _model(vllm_config)
     if reason or not SERVES_KINDS or is_one_of_full_attention(kv_cache_config):
-        return reason or _groups(kv_cache_config)
+        return reason or _groups(kv_cache_config, drafts.have_kv(vllm_config))
     return _kinds(vllm_config, kv_cache_config)
 
 
@@ -65,7 +63,7 @@ def _parallelism(vllm_config: Any) -> str:
 
 def _model(vllm_config: Any) -> str:
     model = vllm_config.model_config
-    if reason := _drafts(vllm_config):
+    if reason := drafts.refusal(vllm_config):
         return reason
     if reason := _images(vllm_config):
         return reason
@@ -77,22 +75,6 @@ def _model(vllm_config: Any) -> str:
         return "sleep mode frees the KV cache's memory while it is in use; it is not supported yet"
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "KV scales that each process calculates for itself make its blocks private"
-    return ""
-
-
-def _drafts(vllm_config: Any) -> str:
-    speculative = getattr(vllm_config, "speculative_config", None)
-    if speculative is None:
-        return ""
-    method = str(getattr(speculative, "method", None))
-    if method not in _DRAFTS_WITHOUT_KV:
-        served = ", ".join(_DRAFTS_WITHOUT_KV)
-        return f"speculative decoding by {method} is not supported yet; supported are {served}"
-    # vLLM puts the target's own configuration where these methods need its vocabulary.
-    draft = getattr(speculative, "draft_model_config", None)
-    target = getattr(speculative, "target_model_config", None)
-    if draft is not None and getattr(draft, "model", None) != getattr(target, "model", None):
-        return f"speculative decoding by {method} with a draft model is not supported yet"
     return ""
 
 
@@ -128,6 +110,9 @@ def _kinds(vllm_config: Any, kv_cache_config: Any) -> str:
         return str(error)
     if not vllm_config.cache_config.enable_prefix_caching:
         return "several cache groups, windows and states need vLLM's prefix caching"
+    if drafts.have_kv(vllm_config):
+        method = drafts.method(vllm_config)
+        return f"speculative decoding by {method} beside windows or states is not supported yet"
     reason = _release() or _verified(vllm_config, kinds)
     return reason + _could_be_one(kv_cache_config) if reason else ""
 
@@ -179,7 +164,7 @@ def _could_be_one(kv_cache_config: Any) -> str:
     return ""
 
 
-def _groups(kv_cache_config: Any) -> str:
+def _groups(kv_cache_config: Any, drafts_have_kv: bool) -> str:
     """Why the cache groups are not one of full attention; empty if they are."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
@@ -187,7 +172,7 @@ def _groups(kv_cache_config: Any) -> str:
         reason = f"{len(groups)} cache groups ({', '.join(kinds) or 'none'}) are not supported yet"
         return reason + (_could_be_one(kv_cache_config) or ", one is")
     (group,) = groups
-    if getattr(group, "is_eagle_group", False):
+    if getattr(group, "is_eagle_group", False) and not drafts_have_kv:
         return "layers of a draft model are not supported yet"
     if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
         return "a connector may not transfer the cache group"

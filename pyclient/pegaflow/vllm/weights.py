@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pegaflow.vllm import drafts
 from pegaflow.weights import hub
 from pegaflow.weights.digests import DigestCache
 from pegaflow.weights.files import FORMATS, UnknownWeights, weight_files
@@ -49,9 +50,17 @@ def refusal(vllm_config: Any, configured: str) -> str:
     """
     if configured:
         return ""
-    model = vllm_config.model_config
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
         return f"its weights are pushed into it while it runs: {_FIX}"
+    if reason := _of_unknown_files(vllm_config):
+        return reason
+    draft = drafts.as_model(vllm_config)
+    reason = _of_unknown_files(draft) if draft is not None else ""
+    return f"the draft model: {reason}" if reason else ""
+
+
+def _of_unknown_files(vllm_config: Any) -> str:
+    model = vllm_config.model_config
     load_format = _load_format(vllm_config)
     if load_format == "dummy":
         return f"with load format dummy the later weights are unknown: {_FIX}"
@@ -107,6 +116,14 @@ def weights_id(vllm_config: Any, configured: str, instance: str) -> str:
         return made
     except (UnknownWeights, OSError) as error:
         raise UnknownWeights(f"{error}: {_FIX}") from None
+
+
+def draft_weights_id(vllm_config: Any, configured: str, instance: str) -> str:
+    """The same for a draft model with files of its own; empty without one, and with a configured
+    id, which names both models.
+    """
+    draft = drafts.as_model(vllm_config)
+    return "" if draft is None or configured else weights_id(draft, "", instance)
 
 
 def processor_id(vllm_config: Any, instance: str) -> str:

@@ -38,6 +38,11 @@ class BlockRules(Protocol):
     #: Whether another request can use a load only if it needs all of its tokens.
     loads_are_whole: bool
 
+    #: The last units of a cached prefix that only prove the one before them, and are not offered.
+    proof_units: int
+    #: Whether the KV of a token is final only once the next token is, and is not part of the step.
+    awaits_next_token: bool
+
     def least_units(self, min_load_tokens: int) -> int:
         """The least that is worth a load, with the option of that name; 0: the default."""
 

@@ -24,11 +24,29 @@ class OneKind:
     labels = ("full",)
     pins_at_once = 1
     has_kinds = False
-    has_tails = True
     loads_are_whole = False
 
-    def __init__(self, block_size: int, hash_unit: int, block_bytes: int) -> None:
-        """``hash_unit``: the tokens between two of vLLM's hashes."""
+    def __init__(
+        self,
+        block_size: int,
+        hash_unit: int,
+        block_bytes: int,
+        *,
+        drafts_have_kv: bool = False,
+        last_block_is_proof: bool = False,
+    ) -> None:
+        """
+        Args:
+            block_size: In tokens.
+            hash_unit: The tokens between two of vLLM's hashes.
+            block_bytes: Bytes of a block on one rank.
+            drafts_have_kv: Blocks hold the KV of a draft model, which depends on the next token.
+            last_block_is_proof: The last cached block only proves the one before (drafts.py).
+        """
+        # The draft KV of a prompt's last token depends on the answer.
+        self.has_tails = not drafts_have_kv
+        self.awaits_next_token = drafts_have_kv
+        self.proof_units = int(last_block_is_proof)
         self.unit_tokens = block_size
         self.block_bytes = block_bytes
         self._hash_unit = hash_unit
@@ -41,7 +59,7 @@ class OneKind:
         return KeyChain(request, self.unit_tokens, self._hash_unit, adapters, salt)
 
     def progress(self, request: Any, chain: KeyChain) -> OneKindProgress:
-        return OneKindProgress(request, chain, self.unit_tokens)
+        return OneKindProgress(request, chain, self.unit_tokens, has_tails=self.has_tails)
 
     def reach(self, request: Any, chain: KeyChain) -> int:
         return chain.usable_blocks()
@@ -65,8 +83,10 @@ class OneKind:
         answer = session.take_claim(claim.ticket, patience_s)
         if answer is None:
             return None
-        claim.held, complete, claim.token, claim.coming, claim.first_s, claim.last_s = answer
-        claim.blocks = claim.held
+        claim.held, complete, claim.token, coming, claim.first_s, claim.last_s = answer
+        claim.here = claim.held - coming
+        claim.blocks = max(0, claim.held - self.proof_units)
+        claim.coming = max(0, coming - self.proof_units)
         return bool(complete)
 
     def claimable(self, chain: KeyChain, local: int, stop: int) -> list[tuple[int, Any, int, int]]:
@@ -90,7 +110,10 @@ class OneKind:
 class OneKindProgress:
     """A Progress that is a single number."""
 
-    def __init__(self, request: Any, chain: KeyChain, block_size: int) -> None:
+    def __init__(
+        self, request: Any, chain: KeyChain, block_size: int, *, has_tails: bool = True
+    ) -> None:
+        self._has_tails = has_tails
         self._request = request
         self._chain = chain
         self._block_size = block_size
@@ -103,7 +126,7 @@ class OneKindProgress:
         self.next_save = max(self.next_save, units)
 
     def claimed(self, claim: Claim) -> None:
-        self.found(claim.full_stop(claim.first + claim.blocks - claim.coming))
+        self.found(claim.full_stop(claim.first + claim.here))
 
     def queried(self, local_tokens: int) -> None:
         return None
@@ -158,7 +181,7 @@ class OneKindProgress:
     def _wants_tail(self, tokens: int) -> bool:
         """Whether to save the prompt's partial block, of which ``tokens`` are computed."""
         request = self._request
-        if self._tail_saved or tokens < request.num_prompt_tokens:
+        if not self._has_tails or self._tail_saved or tokens < request.num_prompt_tokens:
             return False
         # The answer's tokens go into the same block, and a page that changes while it is copied
         # would not fit its checksum.

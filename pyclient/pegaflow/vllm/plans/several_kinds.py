@@ -39,6 +39,8 @@ class SeveralKinds:
 
     has_kinds = True
     has_tails = False
+    proof_units = 0
+    awaits_next_token = False
 
     def __init__(self, saves: SaveRules, kind_bytes: Sequence[int]) -> None:
         """``kind_bytes``: the bytes of a page of each kind, on one rank."""
@@ -92,7 +94,8 @@ class SeveralKinds:
         if answer is None:
             return None
         units, complete, claim.token, ranges = answer
-        claim.held = claim.blocks = max(0, units - claim.first)
+        claim.held = units
+        claim.blocks = claim.here = max(0, units - claim.first)
         claim.ranges = [ClaimedRange(*one) for one in ranges]
         claim.pages = self._bytes(claim.ranges) / self.block_bytes
         return bool(complete)

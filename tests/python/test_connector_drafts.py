@@ -1,0 +1,247 @@
+"""Draft models with KV of their own, in a real scheduler: which blocks are saved and loaded."""
+
+import copy
+import dataclasses
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pegaflow.vllm import drafts, namespace, weights
+from pegaflow.vllm.build import hash_unit, instance_id, read_geometry
+from pegaflow.vllm.support import unsupported
+from tests.python.drafting_model import DraftingModel
+from tests.python.fake_model import FakeModel
+from tests.python.harness import BLOCK, MODEL, Engine, kv_cache_config, model_directory, vllm_config
+
+
+@pytest.fixture(scope="module")
+def draft_model(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("draft")
+    (directory / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": 1}))
+    return directory
+
+
+def eagle(draft: Path, **more: Any) -> dict[str, Any]:
+    return {"method": "eagle", "model": str(draft), "num_speculative_tokens": 2} | more
+
+
+def engine(pega: Any, draft: Path, **changes: Any) -> Engine:
+    changes = {"speculative_config": eagle(draft), "model_class": DraftingModel} | changes
+    made = Engine(pega.address, **changes)
+    made.wait_ready()
+    return made
+
+
+# ---- saves and loads
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_last_cached_block_is_computed_again(pega, prompt, draft_model, asynchronous):
+    tokens = prompt(10 * BLOCK + 5)
+    with engine(pega, draft_model, asynchronous=asynchronous) as one:
+        one.ask("first", tokens)
+        one.reset_local()
+        again = one.ask("again", tokens)
+        assert (again.local, again.loaded) == (0, 9 * BLOCK)
+        # What vLLM's own cache has, it shortens by a block itself.
+        third = one.ask("third", tokens)
+        assert (third.local, third.loaded) == (9 * BLOCK, 0)
+        one.check_at_rest()
+
+
+def test_a_longer_prompt_loads_all_blocks_but_the_one_where_it_differs(pega, prompt, draft_model):
+    tokens = prompt(6 * BLOCK)
+    with engine(pega, draft_model) as one:
+        answer = one.ask("first", tokens, BLOCK + 4).tokens
+        one.reset_local()
+        # The answer's first block is cached, too, and proves the last one of the prompt.
+        turn = one.ask("next turn", [*tokens, *answer[:BLOCK], *prompt(40)])
+        assert turn.loaded == 6 * BLOCK
+        one.reset_local()
+        branch = one.ask("branch", [*tokens[: 4 * BLOCK], *prompt(50)])
+        assert branch.loaded == 3 * BLOCK
+        one.check_at_rest()
+
+
+def test_without_vllm_s_block_drop_no_block_is_computed_again(pega, prompt, draft_model):
+    speculation = eagle(draft_model, disable_eagle_block_drop=True)
+    tokens = prompt(10 * BLOCK + 5)
+    with engine(pega, draft_model, speculative_config=speculation) as one:
+        one.ask("first", tokens)
+        one.reset_local()
+        assert one.ask("again", tokens).loaded == 10 * BLOCK
+        one.check_at_rest()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_block_is_saved_after_the_token_behind_it(pega, prompt, draft_model, asynchronous):
+    with engine(pega, draft_model, asynchronous=asynchronous) as one:
+        one.add("runs", prompt(4 * BLOCK), 2 * BLOCK + 1)
+        saved = []
+
+        def look(output: Any) -> None:
+            if (state := one.connector._scheduler._states.get("runs")) is not None:
+                request = state.request
+                written = request.num_computed_tokens - request.num_in_flight_tokens
+                assert state.progress.next_save * BLOCK < max(1, written)
+                saved.append(state.progress.next_save)
+
+        one.on_schedule = look
+        one.run()
+        assert {0, 4, 5} <= set(saved), saved
+        assert one.stats["saved_blocks"] == 6, "the last one, too, once the request has ended"
+        assert one.model.accepted > 0 and one.model.rejected > 0
+        one.check_at_rest()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_requests_with_drafts(pega, draft_model, asynchronous, seed):
+    """Shared beginnings, preemptions and resets, with few blocks on the GPU."""
+    chance = random.Random(seed)
+    trunks = [[chance.randrange(10, 900) for _ in range(12 * BLOCK)] for _ in range(3)]
+    with engine(pega, draft_model, asynchronous=asynchronous, blocks=80) as one:
+        loaded = 0
+        for turn in range(12):
+            answers = []
+            for number in range(4):
+                trunk = chance.choice(trunks)[: chance.randrange(1, 12 * BLOCK)]
+                tail = [chance.randrange(10, 900) for _ in range(chance.randrange(1, 40))]
+                name = f"{turn}.{number}"
+                answers.append(one.add(name, trunk + tail, chance.randrange(1, 60)))
+            if turn % 3 == 1:
+                one.run(until=lambda: len(one.scheduler.running) > 1)
+                one.preempt_all()
+            one.run()
+            for answer in answers:
+                answer.check()
+                loaded += answer.loaded
+            if turn % 2:
+                one.reset_local()
+        assert loaded > 0
+        assert one.model.stale_tokens * 10 < one.model.checked_tokens
+        one.check_at_rest()
+
+
+def test_no_partial_block_is_handed_over(pega, prompt, draft_model):
+    with engine(pega, draft_model) as one:
+        params = {"do_remote_decode": True}
+        answer = one.ask("prefill", prompt(3 * BLOCK + 5), 1, params=params)
+        assert one.stats["saved_blocks"] == 3, answer.params
+
+
+def test_engines_with_and_without_drafts_share_no_blocks(pega, prompt, draft_model):
+    tokens = prompt(6 * BLOCK)
+    with engine(pega, draft_model) as one:
+        one.ask("first", tokens)
+    with Engine(pega.address) as other:
+        other.wait_ready()
+        assert other.ask("second", tokens).loaded == 0
+
+
+# ---- the namespace
+
+
+@pytest.fixture
+def factors(draft_model):
+    def made(config: Any, draft_weights: str = "") -> dict[str, str]:
+        kv_config = kv_cache_config(config, 80)
+        where = read_geometry(kv_config, FakeModel(kv_config).tensors)
+        listed = namespace.factors(
+            config,
+            kv_config,
+            weights="named:x",
+            draft_weights=draft_weights,
+            instance=instance_id(config),
+            hash_unit=hash_unit(config, kv_config),
+            layers=where.layers,
+            arrangements=where.arrangements,
+        )
+        assert len(dict(listed)) == len(listed)
+        return dict(listed)
+
+    return made
+
+
+def test_the_draft_model_is_in_the_namespace(factors, draft_model, tmp_path):
+    plain = factors(vllm_config("unix:/nowhere.sock"))
+    one = factors(vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model)), "a")
+    assert one.keys() - plain.keys() == {"draft", "draft_weights", "draft_config"}
+    assert {name: one[name] for name in plain} == plain
+    assert (one["draft"], one["draft_weights"]) == ("eagle", "a")
+
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": 2}))
+    two = factors(vllm_config("unix:/nowhere.sock", speculative_config=eagle(tmp_path)), "b")
+    assert {name for name in one if one[name] != two[name]} == {"draft_weights", "draft_config"}
+
+
+def test_the_number_of_drafted_tokens_is_not_in_the_namespace(factors, draft_model):
+    speculation = eagle(draft_model)
+    one = factors(vllm_config("unix:/nowhere.sock", speculative_config=speculation))
+    speculation = eagle(draft_model, num_speculative_tokens=4)
+    assert factors(vllm_config("unix:/nowhere.sock", speculative_config=speculation)) == one
+
+
+def test_drafts_without_kv_leave_the_namespace_as_it_is(factors):
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    drafted = vllm_config("unix:/nowhere.sock", speculative_config=ngram)
+    assert factors(drafted) == factors(vllm_config("unix:/nowhere.sock"))
+    assert not drafts.have_kv(drafted)
+
+
+# ---- weights
+
+
+def test_a_draft_model_needs_files_that_can_be_identified(draft_model):
+    config = vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model))
+    view = SimpleNamespace(
+        model_config=SimpleNamespace(model=model_directory(), hf_config=SimpleNamespace()),
+        load_config=SimpleNamespace(load_format="auto"),
+        parallel_config=config.parallel_config,
+        speculative_config=copy.copy(config.speculative_config),
+    )
+    assert weights.refusal(view, "") == ""
+    view.speculative_config.draft_load_config = SimpleNamespace(load_format="dummy")
+    assert weights.refusal(view, "").startswith("the draft model: with load format dummy")
+    assert weights.refusal(view, "named") == "", "the name is of both models"
+
+
+def test_the_id_of_a_draft_model_is_that_of_its_files(draft_model, tmp_path, monkeypatch):
+    """An MTP module is in the target's files, and has no id of its own."""
+    monkeypatch.setattr(weights, "weights_id", lambda config, *_: config.model_config.model)
+    config = vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model))
+    assert weights.draft_weights_id(config, "", "instance") == str(draft_model)
+    assert weights.draft_weights_id(config, "named", "instance") == ""
+    config.speculative_config.draft_model_config = config.model_config
+    assert weights.draft_weights_id(config, "", "instance") == ""
+
+
+def test_an_engine_whose_draft_has_no_files_runs_without_the_cache(
+    pega, prompt, draft_model, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (draft_model / "model.safetensors").unlink(missing_ok=True)
+    options = {"model": str(tmp_path), "load_format": "auto"}
+    with Engine(
+        pega.address,
+        speculative_config=eagle(draft_model),
+        model_class=DraftingModel,
+        extra={"pegaflow.weights_id": ""},
+        **options,
+    ) as one:
+        assert one.ask("one", prompt(6 * BLOCK)).loaded == 0
+        assert one.connector._scheduler._away[0].startswith(f"{draft_model} has no weight files")
+
+
+def test_a_draft_s_own_group_is_refused(draft_model):
+    config = vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model))
+    kv_config = kv_cache_config(config, 80)
+    (group,) = kv_config.kv_cache_groups
+    kv_config.kv_cache_groups = [dataclasses.replace(group, is_eagle_group=True)]
+    assert unsupported(config, kv_config) == ""
+    kv_config.kv_cache_groups = [group, group]
+    assert "2 cache groups" in unsupported(config, kv_config)
