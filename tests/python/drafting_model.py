@@ -24,10 +24,15 @@ class DraftingModel(FakeModel):
         self._written: dict[str, int] = {}
         #: Requests of this step, with the range of their new tokens, and the end of the drafts.
         self._step: dict[str, tuple[int, int, int]] = {}
+        self._longest = 0  # tokens of a request of this step
         self.accepted = self.rejected = 0
         #: Last tokens of a block whose draft KV was computed with another next token: two requests
         #: differ after the block. That costs an accepted draft, in vLLM's own cache as well.
         self.stale_tokens = 0
+        self.checked_ends = 0  #: Last tokens of blocks, of those that were checked.
+        #: A request of more tokens in a step makes vLLM draft nothing for its whole batch.
+        self.undrafted_from = 1 << 62
+        self._undrafted: dict[str, set[int]] = {}  # tokens, by request
 
     def poison(self, blocks: list[int]) -> None:
         super().poison(blocks)
@@ -36,6 +41,7 @@ class DraftingModel(FakeModel):
     def add(self, request_id: str, seed: int, tokens: list[int], blocks: list[int]) -> None:
         super().add(request_id, seed, tokens, blocks)
         self._written.pop(request_id, None)
+        self._undrafted.pop(request_id, None)
 
     def forward(self, request_id: str, computed: int, scheduled: int, drafts: int = 0) -> list[int]:
         row = self._rows[request_id]
@@ -57,10 +63,15 @@ class DraftingModel(FakeModel):
         self._fill(self.arrays, row, stop + accepted, stop + drafts)
         self._written[request_id] = stop + accepted
         self._step[request_id] = start, stop + accepted, stop + 2 * drafts
+        self._longest = max(self._longest, stop + drafts)
         return sampled
 
     def draft(self) -> None:
+        longest, self._longest = self._longest, 0
         for request_id, (start, stop, end) in self._step.items():
+            if longest > self.undrafted_from:
+                self._undrafted.setdefault(request_id, set()).update(range(start, stop))
+                continue
             row = self._rows[request_id]
             where = self._where(row, start, stop)
             self._draft_array[where] = self._draft_values(row, start, stop)
@@ -76,9 +87,11 @@ class DraftingModel(FakeModel):
             WrongKv: the draft KV of one of the first ``computed`` tokens is wrong.
         """
         row = self._rows[request_id]
+        self.checked_ends += computed // self.block_size
         found = self._draft_array[self._where(row, 0, computed)]
         expected = self._draft_values(row, 0, computed)
-        for token in np.unique(np.argwhere(found != expected)[:, 0]):
+        wrong = set(np.unique(np.argwhere(found != expected)[:, 0]).tolist())
+        for token in wrong - self._undrafted.get(request_id, set()):
             if (token + 1) % self.block_size != 0:
                 raise WrongKv(
                     f"{request_id}: the draft of token {token} of {computed} in block "

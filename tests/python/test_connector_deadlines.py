@@ -359,7 +359,9 @@ def test_with_drafts_the_last_cached_block_is_claimed_and_not_offered(with_draft
     server.answers[1] = (7, True, b"t" * 16, 2)
     assert with_drafts.blocks_beyond(one, 0) == 6
     assert (one.claim.blocks, one.claim.coming) == (6, 1)
-    assert one.progress.next_save == 5, "the block of the proof may be of another node, and is saved"
+    assert one.progress.next_save == 5, (
+        "the block of the proof may be of another node, and is saved"
+    )
 
 
 def test_a_claim_of_a_proof_alone_is_released(with_drafts, server):

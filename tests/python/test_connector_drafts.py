@@ -10,12 +10,20 @@ from typing import Any
 
 import pytest
 
-from pegaflow.vllm import drafts, namespace, weights
+from pegaflow.vllm import drafts, namespace, ranks, weights
 from pegaflow.vllm.build import hash_unit, instance_id, read_geometry
 from pegaflow.vllm.support import unsupported
 from tests.python.drafting_model import DraftingModel
 from tests.python.fake_model import FakeModel
-from tests.python.harness import BLOCK, MODEL, Engine, kv_cache_config, model_directory, vllm_config
+from tests.python.harness import (
+    BLOCK,
+    MODEL,
+    Engine,
+    kv_cache_config,
+    kv_cache_configs,
+    model_directory,
+    vllm_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +130,49 @@ def test_random_requests_with_drafts(pega, draft_model, asynchronous, seed):
             if turn % 2:
                 one.reset_local()
         assert loaded > 0
-        assert one.model.stale_tokens * 10 < one.model.checked_tokens
+        assert one.model.stale_tokens * 20 < one.model.checked_ends
         one.check_at_rest()
 
 
 def test_no_partial_block_is_handed_over(pega, prompt, draft_model):
     with engine(pega, draft_model) as one:
-        params = {"do_remote_decode": True}
+        params = {"pegaflow": {"save_tail": True}}
         answer = one.ask("prefill", prompt(3 * BLOCK + 5), 1, params=params)
-        assert one.stats["saved_blocks"] == 3, answer.params
+        assert answer.params["pegaflow"]["tokens"] == 3 * BLOCK
+
+
+@pytest.mark.parametrize("v2_runner", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_blocks_that_two_requests_of_a_step_share_are_saved_with_their_drafts(
+    pega, prompt, draft_model, asynchronous, v2_runner
+):
+    tokens = prompt(8 * BLOCK + 3)
+    options = {"asynchronous": asynchronous, "v2_runner": v2_runner}
+    with engine(pega, draft_model, **options) as one:
+        answers = [one.add(name, tokens, 5) for name in ("a", "b")]
+        one.run()
+        for answer in answers:
+            answer.check()
+        assert max(answer.local for answer in answers) > 0, "one hits what the other computes"
+        one.reset_local()
+        assert one.ask("again", tokens, 5).loaded == 7 * BLOCK
+        one.check_at_rest()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_tokens_without_draft_kv_are_not_saved(pega, prompt, draft_model, asynchronous):
+    """A request near the longest length ends the drafts of all requests beside it."""
+    short, long = prompt(4 * BLOCK), prompt(60 * BLOCK + 5)
+    speculation = eagle(draft_model, num_speculative_tokens=6)
+    options = {"asynchronous": asynchronous, "max_model_len": 61 * BLOCK}
+    with engine(pega, draft_model, speculative_config=speculation, **options) as one:
+        one.model.undrafted_from = 61 * BLOCK - 6
+        one.add("long", long, 11)
+        one.run(until=lambda: len(one.answers["long"].tokens) > 0)
+        answer = one.ask("short", short, 4 * BLOCK).tokens
+        one.reset_local()
+        assert one.ask("again", [*short, *answer, *prompt(20)]).loaded == 0
+        one.check_at_rest()
 
 
 def test_engines_with_and_without_drafts_share_no_blocks(pega, prompt, draft_model):
@@ -169,13 +211,53 @@ def factors(draft_model):
 def test_the_draft_model_is_in_the_namespace(factors, draft_model, tmp_path):
     plain = factors(vllm_config("unix:/nowhere.sock"))
     one = factors(vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model)), "a")
-    assert one.keys() - plain.keys() == {"draft", "draft_weights", "draft_config"}
+    assert one.keys() - plain.keys() == {"draft", "draft_weights", "draft_config", "draft_rope"}
     assert {name: one[name] for name in plain} == plain
     assert (one["draft"], one["draft_weights"]) == ("eagle", "a")
 
     (tmp_path / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": 2}))
     two = factors(vllm_config("unix:/nowhere.sock", speculative_config=eagle(tmp_path)), "b")
     assert {name for name in one if one[name] != two[name]} == {"draft_weights", "draft_config"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"revision": "abc"},
+        {"quantization": "fp8"},
+    ],
+)
+def test_what_changes_the_draft_changes_the_namespace(factors, change):
+    """Also for a draft model at the path of the target."""
+    plain = factors(vllm_config("unix:/nowhere.sock", speculative_config=eagle(model_directory())))
+    other = vllm_config("unix:/nowhere.sock", speculative_config=eagle(model_directory(), **change))
+    assert factors(other, "another" if "revision" in change else "") != plain
+
+
+def test_the_served_length_is_not_in_the_namespace(factors, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": 512}))
+    one, other = (
+        vllm_config("unix:/nowhere.sock", speculative_config=eagle(tmp_path), max_model_len=length)
+        for length in (1000, 1100)
+    )
+    assert factors(one) == factors(other)
+
+
+def test_ranks_hold_the_same_bytes_only_if_their_drafts_do(tmp_path):
+    """The model's two KV heads are on four ranks twice, the draft's four heads once."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"num_key_value_heads": 4}))
+    config = vllm_config(
+        "unix:/nowhere.sock",
+        speculative_config=eagle(tmp_path),
+        tensor_parallel_size=4,
+        distributed_executor_backend="mp",
+    )
+    kv_config = kv_cache_configs(config, 80)[0]
+    assert ranks.replicas(config, kv_config) == 1
+    config.speculative_config = None
+    assert ranks.replicas(config, kv_config) == 2
 
 
 def test_the_number_of_drafted_tokens_is_not_in_the_namespace(factors, draft_model):
@@ -235,6 +317,31 @@ def test_an_engine_whose_draft_has_no_files_runs_without_the_cache(
     ) as one:
         assert one.ask("one", prompt(6 * BLOCK)).loaded == 0
         assert one.connector._scheduler._away[0].startswith(f"{draft_model} has no weight files")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "options", "words"),
+    [
+        ({"max_model_len": 64}, {}, "the draft model serves 64 tokens and the model 1024"),
+        (
+            {},
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+            "draft models with pipeline parallelism",
+        ),
+    ],
+)
+def test_drafts_that_are_not_served(draft_model, speculation, options, words):
+    speculation = eagle(draft_model, **speculation)
+    config = vllm_config("unix:/nowhere.sock", speculative_config=speculation, **options)
+    assert words in unsupported(config, kv_cache_configs(config, 80)[0])
+
+
+def test_drafts_of_several_mtp_modules_are_not_served(draft_model):
+    config = vllm_config("unix:/nowhere.sock", speculative_config=eagle(draft_model))
+    config.speculative_config.method = "mtp"
+    assert unsupported(config, kv_cache_config(config, 80)) == ""
+    config.speculative_config.draft_model_config.hf_config.num_nextn_predict_layers = 3
+    assert "several MTP modules" in unsupported(config, kv_cache_config(config, 80))
 
 
 def test_a_draft_s_own_group_is_refused(draft_model):

@@ -199,6 +199,7 @@ def block_rules(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> B
         _page_bytes(group),
         drafts_have_kv=drafts.have_kv(vllm_config),
         last_block_is_proof=drafts.last_block_is_proof(vllm_config),
+        undrafted_from=drafts.steps_without_drafts(vllm_config),
     )
 
 

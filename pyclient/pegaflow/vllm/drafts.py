@@ -29,8 +29,30 @@ def refusal(vllm_config: Any) -> str:
     if method not in WITHOUT_KV + WITH_KV:
         served = ", ".join(WITHOUT_KV + WITH_KV)
         return f"speculative decoding by {method} is not supported yet; supported are {served}"
-    if method in WITHOUT_KV and model_config(vllm_config) is not None:
-        return f"speculative decoding by {method} with a draft model is not supported yet"
+    if method in WITHOUT_KV:
+        if model_config(vllm_config) is not None:
+            return f"speculative decoding by {method} with a draft model is not supported yet"
+        return ""
+    return _unserved(vllm_config, speculative)
+
+
+def _unserved(vllm_config: Any, speculative: Any) -> str:
+    """Why the KV of this draft model is not served."""
+    modules = getattr(speculative, "use_multi_module_mtp", None)
+    if modules is not None and modules():
+        # Each module's KV depends on one more of the tokens that follow.
+        return "drafts by several MTP modules are not supported yet"
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        return "draft models with pipeline parallelism are not supported yet"
+    draft = getattr(speculative, "draft_model_config", None)
+    longest = vllm_config.model_config.max_model_len
+    own = getattr(draft, "max_model_len", None) or longest
+    if own < longest:
+        return (
+            f"the draft model serves {own} tokens and the model {longest}: vLLM computes no drafts "
+            "for a batch with a longer request; set max_model_len of --speculative-config to the "
+            "model's"
+        )
     return ""
 
 
@@ -60,9 +82,29 @@ def model_config(vllm_config: Any) -> Any:
     # module is in the target's files.
     draft = getattr(speculative, "draft_model_config", None)
     target = getattr(speculative, "target_model_config", None) or vllm_config.model_config
-    if draft is None or getattr(draft, "model", None) == getattr(target, "model", None):
+    if draft is None or getattr(speculative, "draft_load_config", None) is not None:
+        return draft
+    same = all(
+        getattr(draft, name, None) == getattr(target, name, None)
+        for name in ("model", "revision", "quantization")
+    )
+    return None if same else draft
+
+
+def kv_dtype(vllm_config: Any) -> str:
+    """The option for the KV of the draft's layers; empty if it is the model's."""
+    speculative = _speculative(vllm_config)
+    return str(getattr(speculative, "kv_cache_dtype", None) or "")
+
+
+def steps_without_drafts(vllm_config: Any) -> int | None:
+    """The number of tokens from which on one request makes vLLM compute no drafts for its whole
+    batch; None if blocks hold no KV of drafts.
+    """
+    if not have_kv(vllm_config):
         return None
-    return draft
+    drafted: int = _speculative(vllm_config).num_speculative_tokens
+    return int(vllm_config.model_config.max_model_len) - drafted
 
 
 def as_model(vllm_config: Any) -> Any:

@@ -239,8 +239,10 @@ def _draft(vllm_config: Any, weights: str) -> Factors:
     return [
         ("draft", drafts.method(vllm_config)),
         ("draft_weights", weights),
-        ("draft_config", _config(model) if model is not None else ""),
+        ("draft_config", _config(model, without=_LENGTH) if model is not None else ""),
+        ("draft_rope", _rope(model) if model is not None else ""),
         ("draft_quantization", str(model.quantization or "") if model is not None else ""),
+        ("draft_kv_dtype", drafts.kv_dtype(vllm_config)),
     ]
 
 
@@ -310,13 +312,21 @@ def _rope(model: Any) -> str:
     return text
 
 
-def _config(model: Any) -> str:
+#: vLLM sets it to the served length in a draft model's configuration. Where KV depends on it, that
+#: is in the factor of position embeddings.
+_LENGTH = "max_position_embeddings"
+
+
+def _config(model: Any, without: str = "") -> str:
     """A digest of the model's configuration as vLLM uses it: norms, experts, activations.
 
-    It may come from another repository than the weights (--hf-config-path).
+    It may come from another repository than the weights (--hf-config-path). ``without``: a field
+    that is left out, also inside of others.
     """
     to_dict = getattr(model.hf_config, "to_dict", None)
     config = to_dict() if to_dict else vars(model.hf_config)
+    if without:
+        config = _stripped(config, without)
     return hashlib.sha256(_canonical(_of_the_model(config)).encode()).hexdigest()
 
 
@@ -344,6 +354,12 @@ def _of_the_model(value: Any, inside: Any = "") -> Any:
         return value
     text = str(value)
     return text if " at 0x" not in text else type(value).__qualname__
+
+
+def _stripped(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _stripped(one, name) for key, one in value.items() if key != name}
+    return value
 
 
 def _canonical(value: Any) -> str:

@@ -8,7 +8,10 @@ of them saves it, all of them load it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
+
+from pegaflow.vllm import drafts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +56,17 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
     if all(type(spec).__name__ == "MLAAttentionSpec" for spec in specs):
         # Releases before kv_tp_replicas have the whole latent on each rank; later ones report it.
         return tensor if stated is None else 1
-    heads = _kv_heads(vllm_config.model_config)
-    if any(spec.num_kv_heads != 1 for spec in specs) or not heads or tensor % heads:
+    same = _replicas(vllm_config.model_config, tensor)
+    if any(spec.num_kv_heads != 1 for spec in specs):
         return 1
-    return tensor // min(heads, tensor)
+    draft = drafts.model_config(vllm_config) if drafts.have_kv(vllm_config) else None
+    # Ranks hold the same bytes if they do so in both models.
+    return same if draft is None else math.gcd(same, _replicas(draft, tensor))
+
+
+def _replicas(model: Any, tensor: int) -> int:
+    heads = _kv_heads(model)
+    return tensor // min(heads, tensor) if heads and tensor % heads == 0 else 1
 
 
 def _kv_heads(model: Any) -> int:

@@ -112,6 +112,8 @@ class RequestState:
     lookup_at: float = 0.0
     claim: Claim | None = None
     local_tokens: int = 0  #: Those that vLLM's own cache had at vLLM's last query.
+    #: The number of leading tokens that have draft KV, if vLLM left it out from there on.
+    drafted_tokens: int = 1 << 62
     load: Load | None = None
     load_failed: bool = False  #: No further load is offered.
     followed: Load | None = None  #: Another request's load of the same blocks.

@@ -248,7 +248,7 @@ class SchedulerSide:
             self._session.unclaim(state.load.token)
             self.loads.abort(state.load)
         elif self.saves is not None and state.generation == self._generation:
-            tokens = self._written_tokens(request)
+            tokens = min(self._written_tokens(request), state.drafted_tokens)
             if self._away:
                 state.progress.drop(self.saves, tables, tokens, "not_registered")
             elif self._link["state"] == "ready":
@@ -341,6 +341,8 @@ class SchedulerSide:
         drafts = output.scheduled_spec_decode_tokens
         block_state = None if self._own_tables else output.kv_connector_block_state
         offered = getattr(block_state, "boundary_state_offloads", None) or {}
+        admitted = _admitted_in(output)
+        self._note_steps_without_drafts(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is None or state.generation != self._generation:
@@ -352,9 +354,11 @@ class SchedulerSide:
             tokens = min(computed, request.num_tokens)
             offers = offered.get(request_id, ())
             if self.rules.awaits_next_token:
+                if request_id in admitted:
+                    continue  # vLLM's own hit may be of blocks that this very step computes
                 # The draft model runs after the step's save, and the draft KV of a token is final
                 # once the next token is.
-                tokens = self._written_tokens(request) - 1
+                tokens = min(self._written_tokens(request) - 1, state.drafted_tokens)
             elif state.chain.adapter is not None:
                 # Its files are checked after its KV was computed, not before. Offers end with the
                 # step.
@@ -366,6 +370,22 @@ class SchedulerSide:
             else:
                 tables = block_state.get_block_ids(request_id) or ()
             state.progress.collect(saves, tables, tokens, offers)
+
+    def _note_steps_without_drafts(self, output: Any) -> None:
+        """In a step with a request near the longest length, vLLM computes no draft KV at all."""
+        limit = self.rules.undrafted_from
+        if limit is None:
+            return
+        states = [
+            state
+            for request_id in output.num_scheduled_tokens
+            if (state := self._states.get(request_id)) is not None
+        ]
+        scheduled = output.num_scheduled_tokens
+        if any(s.request.num_computed_tokens + scheduled[s.request_id] > limit for s in states):
+            for state in states:
+                written = self._written_tokens(state.request)
+                state.drafted_tokens = min(state.drafted_tokens, written)
 
     def _follow_tables(self, output: Any) -> None:
         """Keeps separate block tables, for releases that do not expose theirs."""
@@ -528,3 +548,9 @@ class SchedulerSide:
         """Ends all claims."""
         self._adapters.close()
         self._session.close()
+
+
+def _admitted_in(output: Any) -> set[str]:
+    """The requests that begin, or begin again, in this step."""
+    new = {one.req_id for one in output.scheduled_new_reqs}
+    return new | set(output.scheduled_cached_reqs.resumed_req_ids)

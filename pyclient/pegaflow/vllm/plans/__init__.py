@@ -42,6 +42,8 @@ class BlockRules(Protocol):
     proof_units: int
     #: Whether the KV of a token is final only once the next token is, and is not part of the step.
     awaits_next_token: bool
+    #: A request of more tokens makes vLLM compute no drafts for its whole batch; None: never.
+    undrafted_from: int | None
 
     def least_units(self, min_load_tokens: int) -> int:
         """The least that is worth a load, with the option of that name; 0: the default."""

@@ -34,6 +34,7 @@ class OneKind:
         *,
         drafts_have_kv: bool = False,
         last_block_is_proof: bool = False,
+        undrafted_from: int | None = None,
     ) -> None:
         """
         Args:
@@ -42,11 +43,13 @@ class OneKind:
             block_bytes: Bytes of a block on one rank.
             drafts_have_kv: Blocks hold the KV of a draft model, which depends on the next token.
             last_block_is_proof: The last cached block only proves the one before (drafts.py).
+            undrafted_from: BlockRules.undrafted_from.
         """
         # The draft KV of a prompt's last token depends on the answer.
         self.has_tails = not drafts_have_kv
         self.awaits_next_token = drafts_have_kv
         self.proof_units = int(last_block_is_proof)
+        self.undrafted_from = undrafted_from
         self.unit_tokens = block_size
         self.block_bytes = block_bytes
         self._hash_unit = hash_unit

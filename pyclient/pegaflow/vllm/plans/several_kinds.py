@@ -41,6 +41,7 @@ class SeveralKinds:
     has_tails = False
     proof_units = 0
     awaits_next_token = False
+    undrafted_from = None
 
     def __init__(self, saves: SaveRules, kind_bytes: Sequence[int]) -> None:
         """``kind_bytes``: the bytes of a page of each kind, on one rank."""
