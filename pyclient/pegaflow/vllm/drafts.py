@@ -84,9 +84,10 @@ def model_config(vllm_config: Any) -> Any:
     target = getattr(speculative, "target_model_config", None) or vllm_config.model_config
     if draft is None or getattr(speculative, "draft_load_config", None) is not None:
         return draft
-    same = all(
-        getattr(draft, name, None) == getattr(target, name, None)
-        for name in ("model", "revision", "quantization")
+    same = (
+        getattr(draft, "model", None) == getattr(target, "model", None)
+        and getattr(draft, "revision", None) == getattr(target, "revision", None)
+        and getattr(draft, "quantization", None) == getattr(target, "quantization", None)
     )
     return None if same else draft
 
