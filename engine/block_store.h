@@ -186,6 +186,9 @@ class BlockStore {
   /// when one is revoked, and the opening of one counts for all. claim_more() does not extend them.
   /// Errors: as claim(); then none is made, and claims under these tokens stay as they were.
   Result<bool> claim_together(HolderId holder, std::span<const ClaimPart> parts);
+  /// From now on the claims of this holder under these tokens are as if made together. None of them
+  /// is part of another group. Errors: kGone when one of them was revoked or has ended.
+  Result<void> join_claims(HolderId holder, std::span<const Id128> tokens);
   /// The bytes of blocks that the holder may still claim, if nothing holds them yet.
   [[nodiscard]] std::uint64_t room_to_claim(HolderId holder) const;
   /// Ends a claim of this holder, and those made together with it; its pins stay. Unknown tokens

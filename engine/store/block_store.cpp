@@ -179,6 +179,10 @@ Result<bool> BlockStore::claim_together(HolderId holder, std::span<const ClaimPa
   return impl_->reader.claim_together(holder, parts);
 }
 
+Result<void> BlockStore::join_claims(HolderId holder, std::span<const Id128> tokens) {
+  return impl_->reader.join_claims(holder, tokens);
+}
+
 std::uint64_t BlockStore::room_to_claim(HolderId holder) const {
   return impl_->reader.room_to_claim(holder);
 }

@@ -156,6 +156,20 @@ Result<bool> Reader::claim_together(HolderId holder, std::span<const BlockStore:
   return true;
 }
 
+Result<void> Reader::join_claims(HolderId holder, std::span<const Id128> tokens) {
+  std::vector<std::uint32_t> rows;
+  for (const Id128& token : tokens) {
+    const std::uint32_t row = claims_.openable(token);
+    if (row == ClaimTable::kNone || claims_[row].holder->id != holder) {
+      return fail(Errc::kGone, "the claim was revoked or ended");
+    }
+    PEGA_ASSERT(claims_[row].next_together == row, "a claim of two groups");
+    rows.push_back(row);
+  }
+  for (std::size_t i = 1; i < rows.size(); ++i) claims_.join(rows[i - 1], rows[i]);
+  return {};
+}
+
 std::uint64_t Reader::room_to_claim(HolderId holder) {
   const Holder* const owner = holders_.active(holder);
   return owner == nullptr ? 0 : std::min(holders_.room(*owner), blocks_.room_to_hold());

@@ -47,6 +47,7 @@ class Reader {
   Result<std::size_t> claim_more(HolderId holder, const Id128& token,
                                  std::span<const BlockKey> keys);
   Result<bool> claim_together(HolderId holder, std::span<const BlockStore::ClaimPart> parts);
+  Result<void> join_claims(HolderId holder, std::span<const Id128> tokens);
   [[nodiscard]] std::uint64_t room_to_claim(HolderId holder);
   void unclaim(HolderId holder, const Id128& token);
   [[nodiscard]] std::optional<SpaceId> space_of_claim(const Id128& token) const;

@@ -7,33 +7,11 @@
 #include <fmt/core.h>
 
 #include "engine/kinds/restorable.h"
+#include "engine/kinds/unit_keys.h"
 #include "server/cache/cache_service_impl.h"
 
 namespace pegaflow::server {
 namespace {
-
-/// The keys of a prompt's units, from which the blocks of each kind have theirs.
-class UnitKeys {
- public:
-  UnitKeys(const engine::BlockKinds& rules, std::span<const BlockKey> units)
-      : rules_(rules), units_(units) {}
-
-  /// The keys of consecutive blocks of a kind. Uses `scratch` where blocks are longer than units.
-  [[nodiscard]] std::span<const BlockKey> of(std::size_t kind, const engine::BlockRange& range,
-                                             std::vector<BlockKey>& scratch) const {
-    const engine::BlockKind& rule = rules_.kinds[kind];
-    if (rule.block_tokens == rules_.unit_tokens) return units_.subspan(range.first, range.count);
-    scratch.clear();
-    for (std::size_t block = range.first; block < range.end(); ++block) {
-      scratch.push_back(units_[rules_.key_of(rule, block)]);
-    }
-    return scratch;
-  }
-
- private:
-  const engine::BlockKinds& rules_;
-  std::span<const BlockKey> units_;
-};
 
 /// The blocks of one prompt in the store.
 class StoredBlocks final : public engine::BlockPresence {
@@ -50,7 +28,7 @@ class StoredBlocks final : public engine::BlockPresence {
  private:
   const engine::BlockStore& store_;
   const engine::NamespaceTable::Namespace& space_;
-  UnitKeys keys_;
+  engine::UnitKeys keys_;
   std::vector<BlockKey> scratch_;
 };
 
@@ -174,8 +152,8 @@ void CacheService::count_lookup(const Instance& instance, std::span<const BlockK
   const std::size_t blocks = units.size() * instance.rules.unit_tokens / block;
   const std::size_t first = std::min<std::size_t>(blocks, local / block);
   std::vector<BlockKey> scratch;
-  const auto keys =
-      UnitKeys(instance.rules, units).of(0, {.first = first, .count = blocks - first}, scratch);
+  const auto keys = engine::UnitKeys(instance.rules, units)
+                        .of(0, {.first = first, .count = blocks - first}, scratch);
   const std::size_t found = tokens == 0 ? 0 : tokens / block - first;
   const engine::SpaceId space = space_of(instance);
   store_->note_lookup(space, keys, found);
@@ -205,7 +183,7 @@ Result<CacheService::Restorable> CacheService::claim_restorable(const Id128& con
 Result<bool> CacheService::claim_all(const Client& caller, const Id128& token,
                                      std::span<const BlockKey> units, const Restorable& wanted) {
   const Instance& instance = *caller.instance;
-  const UnitKeys keys(instance.rules, units);
+  const engine::UnitKeys keys(instance.rules, units);
   std::vector<std::vector<BlockKey>> scratch(wanted.ranges.size());
   std::vector<engine::BlockStore::ClaimPart> parts;
   for (std::size_t i = 0; i < wanted.ranges.size(); ++i) {

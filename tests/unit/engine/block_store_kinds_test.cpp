@@ -66,6 +66,26 @@ TEST_SUITE("BlockStore, several kinds") {
     CHECK(f.store->present_each(f.space, keys(0, 2)) == 0b11);
   }
 
+  TEST_CASE("claims that are joined end together, and a claim that is gone is not joined") {
+    Fixture f;
+    f.save_to(f.space, keys(0, 2));
+    f.save_to(f.windows, keys(0, 2));
+    const std::vector<Id128> tokens = {token(1), token(2)};
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), tokens[0]) == 2);
+    CHECK(code_of(f.store->join_claims(f.holder, tokens)) == Errc::kGone);
+    REQUIRE(f.store->claim(f.holder, f.windows, keys(0, 2), tokens[1]) == 2);
+    const HolderId other = f.store->add_holder(2, Id128{9, 9});
+    CHECK(code_of(f.store->join_claims(other, tokens)) == Errc::kGone);
+
+    REQUIRE(f.store->join_claims(f.holder, tokens));
+    CHECK(f.store->stats().claims == 2);
+    f.store->unclaim(f.holder, tokens[1]);
+    f.work();
+    CHECK(f.store->stats().claims == 0);
+    CHECK(f.store->stats().held == 0);
+    REQUIRE(f.store->check());
+  }
+
   TEST_CASE("the blocks of all parts are claimed, or none") {
     Fixture f;
     f.save_to(f.space, keys(0, 4));
