@@ -47,7 +47,8 @@ interface PeerGate {
 # list in cache.capnp. Versions 1 and 2 send 0.
 #
 #   0        watch
-#   1 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
+#   1        locateEach
+#   2 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
 
 struct Epoch {
   # The latest reset of a namespace in the cluster; see docs/nodes.md. The greater counter is newer;
@@ -132,4 +133,8 @@ interface Peer {
   # epochs since its start. `seen` is the count up to which the dialer has all epochs, 0 at first.
   # Answers when the count differs, with the count and all epochs, or after that time, at most 10,000,
   # with null epochs. The dialer's epochs are as in `exchange`.
+
+  locateEach @8 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (present :Data, epoch :Epoch);
+  # With feature 1. Which of the blocks this node holds: bit i % 8 of byte i / 8 stands for key i, and
+  # bytes of 0 at the end may be left out. Otherwise as `locate`.
 }

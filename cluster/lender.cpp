@@ -57,4 +57,26 @@ kj::Promise<std::vector<Lenders::Owner>> Lenders::owners(const Bytes32& space,
   });
 }
 
+kj::Promise<std::vector<Lenders::Holder>> Lenders::holders(const Bytes32& space,
+                                                           std::span<const BlockKey> keys) {
+  kj::Vector<kj::Promise<Holder>> asked;
+  for (Lender* const lender : lenders_) {
+    if (!lender->is_ready()) continue;
+    asked.add(lender->locate_each(space, keys)
+                  .then([lender, life = lender->life()](Result<std::vector<bool>>&& present) {
+                    return Holder{.peer = lender,
+                                  .life = life,
+                                  .has = present ? std::move(*present) : std::vector<bool>()};
+                  }));
+  }
+  return kj::joinPromises(asked.releaseAsArray()).then([](kj::Array<Holder>&& answers) {
+    std::vector<Holder> holders;
+    for (Holder& each : answers) {
+      if (std::find(each.has.begin(), each.has.end(), true) == each.has.end()) continue;
+      holders.push_back(std::move(each));
+    }
+    return holders;
+  });
+}
+
 }  // namespace pegaflow::cluster

@@ -53,6 +53,10 @@ class Lender {
   /// for an invalid response.
   virtual kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                                   std::span<const BlockKey> keys) = 0;
+  /// Which of the blocks it has; otherwise as locate(). Errors: also kRefused for a peer that has
+  /// no such request.
+  virtual kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
+                                                             std::span<const BlockKey> keys) = 0;
   /// Requests a lease on the longest prefix of `keys`, which it may shorten; like locate(), in the
   /// epoch that this node knows. Errors: those of locate(), and the peer's. A late grant is
   /// released.
@@ -107,6 +111,16 @@ class Lenders {
   /// added first. Resolves when all have responded or timed out.
   virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
                                                  std::span<const BlockKey> keys);
+
+  struct Holder {
+    Lender* peer = nullptr;
+    std::uint64_t life = 0;  ///< The peer's life in which it responded.
+    std::vector<bool> has;   ///< By key.
+  };
+  /// The peers that have some of the blocks, in the order in which they were added. Resolves when
+  /// all have responded or timed out.
+  virtual kj::Promise<std::vector<Holder>> holders(const Bytes32& space,
+                                                   std::span<const BlockKey> keys);
 
  private:
   /// The keys of the second request.

@@ -101,6 +101,9 @@ class PeerLink final : public Lender {
   /// answer, which also ends the connection.
   kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> keys) override;
+  /// Also kRefused when the peer does not have the feature.
+  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
+                                                     std::span<const BlockKey> keys) override;
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override;
@@ -160,6 +163,7 @@ class PeerLink final : public Lender {
   }
   void release_later(std::uint64_t lease);
   Result<void> check_askable();
+  Result<void> check_reads();
   void missed(OpenQuestions::Number question);
   kj::Promise<void> watch_silence();
   void drop(const std::string& why);

@@ -97,15 +97,21 @@ kj::Promise<Result<T>> PeerLink::answered(kj::Promise<Answer>&& answer, Duration
       }));
 }
 
+/// Errors: kPeerLost for a peer that does not read its requests; it is lost.
+Result<void> PeerLink::check_reads() {
+  if (connection_->rpc.queued_bytes() <= kMaxQueued) return {};
+  lost(life(), "the peer does not read its requests");
+  return fail(Errc::kPeerLost, "the peer does not read");
+}
+
 kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
                                                   std::span<const BlockKey> keys) {
   using Answer = capnp::Response<wire::Peer::LocateResults>;
   if (auto may = check_askable(); !may) {
     return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
   }
-  if (connection_->rpc.queued_bytes() > kMaxQueued) {
-    lost(life(), "the peer does not read its requests");
-    return Result<std::size_t>(fail(Errc::kPeerLost, "the peer does not read"));
+  if (auto may = check_reads(); !may) {
+    return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
   }
   const Epoch epoch = epochs_.of(space);
   // An older node may have missed any reset.
@@ -124,6 +130,32 @@ kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
         }
         PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
         return is_same ? answer.getSealed() : 0;
+      });
+}
+
+kj::Promise<Result<std::vector<bool>>> PeerLink::locate_each(const Bytes32& space,
+                                                             std::span<const BlockKey> keys) {
+  using Answer = capnp::Response<wire::Peer::LocateEachResults>;
+  using Present = std::vector<bool>;
+  if (auto may = check_askable().and_then([this]() { return check_reads(); }); !may) {
+    return Result<Present>(tl::unexpected<Error>(std::move(may.error())));
+  }
+  if ((connection_->features & kPeerLocatesEach) == 0) {
+    return Result<Present>(
+        fail(Errc::kRefused, "peer {} is too old to be asked for each block", address()));
+  }
+  const Epoch epoch = epochs_.of(space);
+  auto request = connection_->peer->locateEachRequest(
+      capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  write_epoch(epoch, request.initEpoch());
+  return answered<Present>(
+      kj::Promise<Answer>(request.send()), Duration::zero(),
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<Present> {
+        PEGA_TRY_LET(Present present, read_present(answer.getPresent(), asked));
+        PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+        return is_same ? present : Present(asked);
       });
 }
 

@@ -94,6 +94,41 @@ kj::Promise<Source::Located> PeerSource::locate(const Bytes32& space,
   });
 }
 
+Source::Holding PeerSource::holding(Lender& peer, std::uint64_t life, std::vector<bool> has) {
+  auto only = std::make_shared<Candidates>();
+  const auto count = static_cast<std::size_t>(std::count(has.begin(), has.end(), true));
+  only->list.push_back({.peer = &peer, .life = life, .blocks = count});
+  return {.rate = queues_[&peer].rate,
+          .batch_bytes = options_.batch_bytes,
+          .has = std::move(has),
+          .all = std::move(only)};
+}
+
+kj::Promise<std::vector<Source::Holding>> PeerSource::locate_prefixes(
+    const Bytes32& space, std::span<const BlockKey> keys) {
+  return peers_.owners(space, keys)
+      .then([this, asked = keys.size()](std::vector<Lenders::Owner>&& owners) {
+        std::vector<Holding> found;
+        for (const Lenders::Owner& owner : owners) {
+          std::vector<bool> has(asked);
+          std::fill_n(has.begin(), owner.blocks, true);
+          found.push_back(holding(*owner.peer, owner.life, std::move(has)));
+        }
+        return found;
+      });
+}
+
+kj::Promise<std::vector<Source::Holding>> PeerSource::locate_each(const Bytes32& space,
+                                                                  std::span<const BlockKey> keys) {
+  return peers_.holders(space, keys).then([this](std::vector<Lenders::Holder>&& holders) {
+    std::vector<Holding> found;
+    for (Lenders::Holder& each : holders) {
+      found.push_back(holding(*each.peer, each.life, std::move(each.has)));
+    }
+    return found;
+  });
+}
+
 kj::Promise<Source::SharedLease> PeerSource::lease(SharedRequest request,
                                                    std::vector<BlockKey> keys, Located located) {
   if (located.blocks == 0) return SharedLease();
@@ -246,9 +281,10 @@ Fabric::Batch PeerSource::to_fabric(const Batch& batch, TimePoint now) const {
       .priority = Fabric::Priority::kForeground,
       .deadline = std::min(request.deadline, now + (lease.end - boot_.now()) - kLeaseMargin),
       .chunks = {}};
-  wanted.chunks.reserve(batch.blocks.size() * shards);
+  wanted.chunks.reserve(batch.blocks.size() * request.pages());
   for (const Block& block : batch.blocks) {
     for (std::size_t shard = 0; shard < shards; ++shard) {
+      if (request.page_bytes[shard] == 0) continue;  // The shard has no page of this kind.
       wanted.chunks.push_back({.remote_region = lease.route.pool,
                                .remote_offset = lease.pages[block.leased * shards + shard] *
                                                 std::uint64_t{kSlotAlignment},
@@ -298,15 +334,15 @@ void PeerSource::end_read(Batch& batch, const Fabric::Completion& completion) {
 /// Moves the blocks that were read within the lease to the lease, and the others to the verdict.
 PeerSource::Verdict PeerSource::judge(Batch& batch, const Fabric::Completion& completion) {
   PeerLease& lease = *batch.lease;
-  const std::size_t shards = batch.request->shards();
-  PEGA_ASSERT(completion.chunks.size() == batch.blocks.size() * shards,
+  const std::size_t pages = batch.request->pages();
+  PEGA_ASSERT(completion.chunks.size() == batch.blocks.size() * pages,
               "batch {} completed with {} chunks of {}", completion.ticket,
-              completion.chunks.size(), batch.blocks.size() * shards);
+              completion.chunks.size(), batch.blocks.size() * pages);
   // After the last byte: only then the bytes are those of the leased blocks.
   Verdict verdict{.failed = {}, .why = {}, .is_in_time = boot_.now() < lease.end};
   std::size_t arrived = 0;
   for (std::size_t i = 0; i < batch.blocks.size(); ++i) {
-    const auto chunks = std::span(completion.chunks).subspan(i * shards, shards);
+    const auto chunks = std::span(completion.chunks).subspan(i * pages, pages);
     const auto bad = std::find_if(chunks.begin(), chunks.end(),
                                   [](const auto& chunk) { return chunk.has_value(); });
     if (bad == chunks.end() && verdict.is_in_time) {

@@ -77,6 +77,10 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
 
   [[nodiscard]] bool is_ready() const override { return peers_.has_ready(); }
   kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) override;
+  kj::Promise<std::vector<Holding>> locate_prefixes(const Bytes32& space,
+                                                    std::span<const BlockKey> keys) override;
+  kj::Promise<std::vector<Holding>> locate_each(const Bytes32& space,
+                                                std::span<const BlockKey> keys) override;
   kj::Promise<SharedLease> lease(SharedRequest request, std::vector<BlockKey> keys,
                                  Located located) override;
   void read(const SharedRequest& request, const SharedLease& lease,
@@ -110,6 +114,7 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
 
   kj::Promise<SharedLease> lease_from(SharedRequest request, std::vector<BlockKey> keys,
                                       std::vector<Lenders::Owner> owners);
+  Holding holding(Lender& peer, std::uint64_t life, std::vector<bool> has);
   OneLease note_granted(const Lenders::Owner& owner, LeaseGrant&& grant, std::size_t shards,
                         TimePoint requested);
   [[nodiscard]] Fabric::Batch to_fabric(const Batch& batch, TimePoint now) const;

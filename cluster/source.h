@@ -53,6 +53,11 @@ class Source {
     std::vector<const SourceRate*> failed{};
 
     [[nodiscard]] std::size_t shards() const { return page_bytes.size(); }
+    /// The pages of a block that have bytes.
+    [[nodiscard]] std::size_t pages() const {
+      return page_bytes.size() -
+             static_cast<std::size_t>(std::count(page_bytes.begin(), page_bytes.end(), 0));
+    }
     [[nodiscard]] std::uint64_t block_bytes() const {
       return std::accumulate(page_bytes.begin(), page_bytes.end(), std::uint64_t{0});
     }
@@ -77,6 +82,19 @@ class Source {
     std::shared_ptr<SourceRate> rate;   ///< The best owner's; null without blocks.
     std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
     std::shared_ptr<const Owners> all;  ///< Null without blocks.
+  };
+
+  /// The blocks of one owner, among those that were asked for. The same owner has the same rate in
+  /// each answer.
+  struct Holding {
+    std::shared_ptr<SourceRate> rate;
+    std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
+    std::vector<bool> has;              ///< By key.
+    std::shared_ptr<const Owners> all;  ///< Only this owner.
+    /// For a lease on `blocks` of them.
+    [[nodiscard]] Located located(std::size_t blocks) const {
+      return {.blocks = blocks, .rate = rate, .batch_bytes = batch_bytes, .all = all};
+    }
   };
 
   /// Blocks that one owner keeps in place.
@@ -129,6 +147,12 @@ class Source {
   [[nodiscard]] virtual bool is_ready() const = 0;
   /// Finds the owners of the longest prefixes of `keys`, which need not outlive the call.
   virtual kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) = 0;
+  /// The prefix of `keys` that each owner has.
+  virtual kj::Promise<std::vector<Holding>> locate_prefixes(const Bytes32& space,
+                                                            std::span<const BlockKey> keys) = 0;
+  /// Which of `keys` each owner has.
+  virtual kj::Promise<std::vector<Holding>> locate_each(const Bytes32& space,
+                                                        std::span<const BlockKey> keys) = 0;
   /// Takes a lease on a prefix of `keys` from the best of the located owners that grants one. The
   /// promise resolves to null when none does before the request's deadline.
   virtual kj::Promise<SharedLease> lease(SharedRequest request, std::vector<BlockKey> keys,

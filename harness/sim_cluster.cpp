@@ -67,6 +67,11 @@ class SimCluster::Link final : public cluster::Lender {
           });
         });
   }
+  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32&,
+                                                     std::span<const BlockKey>) override {
+    // The engines of a simulated cluster have one kind of blocks, for which none is asked for.
+    return Result<std::vector<bool>>(fail(Errc::kRefused, "not played"));
+  }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t, std::chrono::milliseconds time) override {
     const Epoch epoch = cluster_.find(from_)->service_->epochs().of(space);

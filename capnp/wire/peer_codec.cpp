@@ -142,6 +142,28 @@ void write_epochs(const KnownEpochs& epochs, wire::Epochs::Builder builder) {
   write_epoch(epochs.floor, builder.initFloor());
 }
 
+Result<std::vector<bool>> read_present(::capnp::Data::Reader reader, std::size_t keys) {
+  if (reader.size() > (keys + 7) / 8) {
+    return fail(Errc::kInternal, "the peer reports {} bytes of bits for {} blocks", reader.size(),
+                keys);
+  }
+  std::vector<bool> present(keys);
+  for (std::size_t i = 0; i < reader.size() * 8; ++i) {
+    if ((reader[i / 8] >> (i % 8) & 1) == 0) continue;
+    if (i >= keys) return fail(Errc::kInternal, "the peer reports block {} of {}", i, keys);
+    present[i] = true;
+  }
+  return present;
+}
+
+std::vector<std::byte> pack_present(const std::vector<bool>& present) {
+  std::vector<std::byte> packed((present.size() + 7) / 8);
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    if (present[i]) packed[i / 8] |= std::byte{1} << (i % 8);
+  }
+  return packed;
+}
+
 Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
                               std::size_t shards) {
   if (reader.hasError()) return tl::unexpected<Error>(read_error(reader.getError()));

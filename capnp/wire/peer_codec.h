@@ -24,8 +24,9 @@ inline constexpr std::uint16_t kPeerWireAwaitsJobs = 2;
 /// The first version whose nodes implement epochs and confirm leases.
 inline constexpr std::uint16_t kPeerWireKnowsEpochs = 3;
 /// Features of `greet`, by bit, that this build implements; see the list in peer.capnp.
-inline constexpr std::uint64_t kPeerWatches = 1;  ///< `watch`.
-inline constexpr std::uint64_t kPeerFeatures = kPeerWatches;
+inline constexpr std::uint64_t kPeerWatches = 1;      ///< `watch`.
+inline constexpr std::uint64_t kPeerLocatesEach = 2;  ///< `locateEach`.
+inline constexpr std::uint64_t kPeerFeatures = kPeerWatches | kPeerLocatesEach;
 
 /// Limit of pages in one lease, so that its list of pages fits one message for an instance of many
 /// shards.
@@ -55,6 +56,11 @@ void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder);
 /// Errors: those of read_epoch() and read_bytes32(); kInvalidArgument for more than a node keeps.
 Result<KnownEpochs> read_epochs(wire::Epochs::Reader reader);
 void write_epochs(const KnownEpochs& epochs, wire::Epochs::Builder builder);
+
+/// Reads which of `keys` blocks are present. Errors: kInternal for more bits than keys.
+Result<std::vector<bool>> read_present(::capnp::Data::Reader reader, std::size_t keys);
+/// Bit i % 8 of byte i / 8 stands for block i.
+std::vector<std::byte> pack_present(const std::vector<bool>& present);
 
 /// The blocks that an owner lent.
 struct LeaseGrant {

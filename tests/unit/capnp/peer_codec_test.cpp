@@ -119,6 +119,19 @@ TEST_SUITE("peer codec") {
     }
   }
 
+  TEST_CASE("which blocks are present is read back, and more bits than keys are invalid") {
+    const auto read = [](std::vector<std::byte> packed, std::size_t keys) {
+      return read_present({reinterpret_cast<const kj::byte*>(packed.data()), packed.size()}, keys);
+    };
+    std::vector<bool> present(19);
+    present[0] = present[8] = present[18] = true;
+    CHECK(read(pack_present(present), 19).value() == present);
+    CHECK(read({}, 3).value() == std::vector<bool>(3));
+    CHECK(read({std::byte{1}}, 19).value()[0]);
+    CHECK(read({std::byte{0b1000}}, 3).error().code == Errc::kInternal);
+    CHECK(read({std::byte{0}, std::byte{0}}, 8).error().code == Errc::kInternal);
+  }
+
   TEST_CASE("only 32 bytes are read as 32 bytes") {
     const std::array<kj::byte, 33> bytes{3};
     CHECK(read_bytes32({bytes.data(), 32}).value()[0] == std::byte{3});

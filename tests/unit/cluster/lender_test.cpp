@@ -51,6 +51,17 @@ class PlayedLender final : public Lender {
     if (answered) answered();
     return Result<std::size_t>(found);
   }
+  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
+                                                     std::span<const BlockKey> wanted) override {
+    CHECK(space.front() == std::byte{9});
+    if (fails_at != 0) return Result<std::vector<bool>>(fail(Errc::kTimeout, "played"));
+    const std::vector<BlockKey> its = keys(has);
+    std::vector<bool> present;
+    for (const BlockKey& key : wanted) {
+      present.push_back(std::find(its.begin(), its.end(), key) != its.end());
+    }
+    return Result<std::vector<bool>>(std::move(present));
+  }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey>, std::size_t,
                                         std::chrono::milliseconds) override {
     return Result<LeaseGrant>(fail(Errc::kInternal, "no lease is expected here"));
@@ -151,6 +162,22 @@ TEST_SUITE("Lenders") {
     CHECK(f.nodes[0].asked.empty());
     CHECK(f.nodes[1].asked == Asked{kFirst});
     CHECK(f.nodes[2].asked == Asked{kFirst});
+  }
+
+  TEST_CASE("each block is asked for at every node that is ready, and who has none is left out") {
+    Fixture f({2, 0, 4, 4, 4});
+    f.nodes[3].ready = false;
+    f.nodes[4].fails_at = 1;
+    const std::vector<BlockKey> all = keys(4);
+    const std::vector<BlockKey> wanted = {all[3], all[1]};
+
+    const auto holders = f.all.holders(f.space, wanted).wait(f.io.waitScope);
+
+    REQUIRE(holders.size() == 2);
+    CHECK(holders[0].peer == &f.nodes[0]);
+    CHECK(holders[0].has == std::vector<bool>{false, true});
+    CHECK(holders[1].peer == &f.nodes[2]);
+    CHECK(holders[1].has == std::vector<bool>{true, true});
   }
 
   TEST_CASE("without nodes there are no owners") {

@@ -42,6 +42,7 @@ const Lanes::Plan kBoth{.cards = {"lo"}, .is_test = true, .listen = "127.0.0.1:0
 struct TheirNode {
   std::uint16_t version = kPeerWireMaximum;
   Lanes& lanes;
+  std::uint64_t features = 0;
   /// To each wait for a job; none: it is not answered, or when answer_owed() is called.
   std::optional<Result<void>> answer = Result<void>();
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> owed{};
@@ -79,6 +80,14 @@ class TheirPeer final : public wire::Peer::Server {
     const Bytes32 space = read_bytes32(call.getParams().getSpace()).value();
     auto results = call.getResults();
     results.setSealed(1);
+    write_epoch(node_.epochs.of(space), results.initEpoch());
+    return kj::READY_NOW;
+  }
+  /// Has the second block only.
+  kj::Promise<void> locateEach(LocateEachContext call) override {
+    const Bytes32 space = read_bytes32(call.getParams().getSpace()).value();
+    auto results = call.getResults();
+    results.initPresent(1)[0] = 0b10;
     write_epoch(node_.epochs.of(space), results.initEpoch());
     return kj::READY_NOW;
   }
@@ -121,6 +130,7 @@ class TheirGate final : public wire::PeerGate::Server {
     results.setMinimum(1);
     results.setMaximum(node_.version);
     results.setVersion(node_.version);
+    results.setFeatures(node_.features);
     write_id(node_.node, results.initNode());
     node_.dialed.emplace_back(params.getDialed().cStr());
     results.setChallenge(data_of(greeting.answerer_challenge));
@@ -144,10 +154,11 @@ class TheirGate final : public wire::PeerGate::Server {
 struct Fixture {
   explicit Fixture(std::uint16_t version = kPeerWireMaximum, Duration call_deadline = seconds(5),
                    const Lanes::Plan& plan = kSockets,
-                   Duration least_silence = PeerLink::Options().least_silence)
+                   Duration least_silence = PeerLink::Options().least_silence,
+                   std::uint64_t features = 0)
       : their_lanes(Lanes::open(plan, memory, clock, 4).value()),
         lanes(Lanes::open(plan, memory, clock, 4).value()),
-        theirs{.version = version, .lanes = *their_lanes} {
+        theirs{.version = version, .lanes = *their_lanes, .features = features} {
     auto listener =
         io.provider->getNetwork().parseAddress("127.0.0.1", 0).wait(io.waitScope)->listen();
     Peers::Options options;
@@ -393,6 +404,37 @@ TEST_SUITE("Peers") {
           Errc::kRefused);
     CHECK(f.link().confirm(1, seconds(1)).wait(f.io.waitScope).value());
     CHECK(f.link().locate(Bytes32{std::byte{2}}, keys).wait(f.io.waitScope).value() == 1);
+  }
+
+  TEST_CASE("a peer without the feature is not asked for each block") {
+    Fixture f;
+    const std::vector<BlockKey> keys(3);
+    CHECK(f.link().locate_each(Bytes32{}, keys).wait(f.io.waitScope).error().code ==
+          Errc::kRefused);
+    CHECK(f.link().is_ready());
+  }
+
+  TEST_CASE("an answer for each block counts only if it is of this node's epoch") {
+    const Bytes32 space{std::byte{1}};
+    const std::vector<BlockKey> keys(3);
+    Fixture f(kPeerWireMaximum, seconds(5), kSockets, PeerLink::Options().least_silence,
+              kPeerLocatesEach);
+    const std::vector<bool> middle = {false, true, false};
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == middle);
+    const Epoch newer = f.theirs.epochs.raise(space).value();
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == std::vector<bool>(3));
+    CHECK(f.epochs.of(space) == newer);
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == middle);
+  }
+
+  TEST_CASE("a peer that reports more blocks than were asked for is given up") {
+    Fixture f(kPeerWireMaximum, seconds(5), kSockets, PeerLink::Options().least_silence,
+              kPeerLocatesEach);
+    const std::vector<BlockKey> one(1);
+    const auto answer = f.link().locate_each(Bytes32{}, one).wait(f.io.waitScope);
+    REQUIRE_FALSE(answer);
+    CHECK(answer.error().code == Errc::kInternal);
+    CHECK_FALSE(f.link().is_ready());
   }
 
   TEST_CASE("a peer's newer epoch is learned from its answer, which is then discarded") {

@@ -2,8 +2,10 @@
 /// \file
 /// Fetches over fake owners and a fake fabric, in virtual time.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,10 +20,10 @@
 
 #include "cluster/peer_source.h"
 #include "server/cache/fetches.h"
+#include "tests/unit/server/page_size.h"
 
 namespace pegaflow::testing {
 
-inline constexpr std::uint64_t kPage = 4096;
 inline constexpr RegionId kOurPool{0};
 
 inline std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
@@ -33,20 +35,30 @@ inline std::vector<BlockKey> keys(std::uint64_t chain, std::size_t count) {
   return made;
 }
 
-/// Lends every block that is requested.
+/// Lends every block that is requested, or those that it has.
 class PlayedLender final : public cluster::Lender {
  public:
   [[nodiscard]] bool is_ready() const noexcept override { return true; }
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Route& route() const override { return route_; }
-  kj::Promise<Result<std::size_t>> locate(const Bytes32&,
+  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
                                           std::span<const BlockKey> wanted) override {
-    return Result<std::size_t>(wanted.size());
+    return Result<std::size_t>(prefix(space, wanted));
   }
-  kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey> wanted,
+  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
+                                                     std::span<const BlockKey> wanted) override {
+    each_asked.push_back(wanted.size());
+    std::vector<bool> present;
+    for (const BlockKey& key : wanted) present.push_back(!has || has(space, key));
+    return Result<std::vector<bool>>(std::move(present));
+  }
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> asked,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override {
+    if (before_lease) before_lease();
+    const auto wanted = asked.first(std::min(most_per_lease, prefix(space, asked)));
+    if (wanted.empty()) return Result<LeaseGrant>(LeaseGrant{});
     ++leases;
     LeaseGrant grant{.lease = leases, .granted = time, .pages = {}, .checksums = {}};
     for (std::size_t i = 0; i < wanted.size() * shards; ++i) {
@@ -66,6 +78,10 @@ class PlayedLender final : public cluster::Lender {
   void lost(std::uint64_t, const std::string&) override {}
   void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
+  std::function<bool(const Bytes32& space, const BlockKey&)> has;  ///< Empty: all blocks.
+  std::function<void()> before_lease;
+  std::size_t most_per_lease = ~std::size_t{0};
+  std::vector<std::size_t> each_asked;  ///< The numbers of keys of locate_each().
   std::uint64_t leases = 0;
   std::vector<std::uint64_t> released;
   std::vector<std::uint64_t> confirmed;  ///< Leases of the requests to confirm().
@@ -73,6 +89,13 @@ class PlayedLender final : public cluster::Lender {
   bool holds = true;  ///< The result of confirm().
 
  private:
+  [[nodiscard]] std::size_t prefix(const Bytes32& space, std::span<const BlockKey> wanted) const {
+    if (!has) return wanted.size();
+    const auto missing = std::find_if(wanted.begin(), wanted.end(),
+                                      [&](const BlockKey& key) { return !has(space, key); });
+    return static_cast<std::size_t>(missing - wanted.begin());
+  }
+
   std::string address_ = "played:1";
   Route route_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
 };

@@ -11,10 +11,10 @@
 #include <doctest/doctest.h>
 
 #include "server/cache/cache_service.h"
+#include "tests/unit/server/page_size.h"
 
 namespace pegaflow::testing {
 
-inline constexpr std::uint64_t kPage = 4096;
 /// The kinds of the fixture's engine, by number.
 inline constexpr std::size_t kFull = 0;
 inline constexpr std::size_t kWindow = 1;
