@@ -203,7 +203,8 @@ interface Session {
   # The length of the longest sealed prefix. Holds nothing. complete: all ranks are connected;
   # otherwise everything is a miss. From version 3 on, reachable: the number of blocks after that
   # prefix that one other node holds. With several kinds, sealed is the length of the longest
-  # restorable prefix in units; 0: none beyond localUnits.
+  # restorable prefix in units; 0: none beyond localUnits. The longest that is restorable with the
+  # blocks of one other node is longer by `reachable` units.
 
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
@@ -212,7 +213,8 @@ interface Session {
   # of blocks after that prefix that are in flight from another node; the claim grows as they
   # arrive. ready 0 and coming 0: no claim was made.
   # With several kinds: a claim on the blocks that the longest restorable prefix needs, all of them
-  # or none. Its length is `ready` units, 0: no claim was made; `ranges` are its blocks.
+  # or none. `ranges` are its blocks. Its length is `ready` units if all of them are here, else
+  # `coming` units, with `ready` 0; the time to compute a block is that of a unit.
   # From version 4 on, computeBlockNanos: the time in which the engine computes one block, beginning
   # computeDelayMicros from now. Blocks of another node are fetched only if they are predicted to
   # arrive before that. 0: unknown; every block that can be fetched is fetched. firstMicros and

@@ -188,7 +188,9 @@ Result<WireClient::Found> WireClient::lookup(std::span<const BlockKey> keys,
     set_keys(request, keys);
     request.setLocalUnits(local_units);
     auto answer = request.send().wait(io_.waitScope);
-    return Found{.blocks = answer.getSealed(), .complete = answer.getComplete()};
+    return Found{.blocks = answer.getSealed(),
+                 .elsewhere = answer.getReachable(),
+                 .complete = answer.getComplete()};
   });
 }
 
@@ -201,7 +203,9 @@ Result<WireClient::Found> WireClient::claim(const Id128& token, std::span<const 
     request.getKeys().setLocalUnits(local_units);
     auto answer = request.send().wait(io_.waitScope);
     if (answer.hasError()) return error_of(answer.getError());
-    Found found{.blocks = answer.getReady(), .complete = answer.getComplete()};
+    Found found{.blocks = answer.getReady(),
+                .elsewhere = answer.getComing(),
+                .complete = answer.getComplete()};
     for (const api::Range::Reader range : answer.getRanges()) {
       found.ranges.push_back(
           {.kind = range.getKind(), .first = range.getFirst(), .count = range.getCount()});

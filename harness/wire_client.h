@@ -96,6 +96,7 @@ class WireClient {
   /// A prefix of the keys of a call: blocks, or units where there are several kinds of blocks.
   struct Found {
     std::uint32_t blocks = 0;
+    std::uint32_t elsewhere = 0;  ///< Further ones, `reachable` of a lookup or `coming` of a claim.
     bool complete = false;        ///< Whether the instance is complete; if not, nothing is found.
     std::vector<Range> ranges{};  ///< The claimed blocks where there are several kinds.
   };

@@ -256,6 +256,14 @@ class CacheService {
   };
   /// Errors: as lookup(); kGone while the instance is not complete.
   Result<Wants> wants(const Id128& connection);
+  /// The kinds of a namespace, for a prompt of which the engine has some tokens itself.
+  struct WantsOfKinds {
+    engine::BlockKinds rules;
+    std::uint64_t local_tokens = 0;
+    std::vector<Wants> kinds;
+  };
+  /// Errors: as wants() and restorable().
+  Result<WantsOfKinds> wants_of_kinds(const Id128& connection, std::size_t local_units);
   /// A block to be fetched: where its pages go.
   struct Fetched {
     std::size_t place = 0;  ///< The place of its key.
@@ -272,7 +280,11 @@ class CacheService {
   /// complete. kGone also when the namespace has another generation than `generation`, which
   /// wants() returned: it was reset since.
   Result<Fetch> fetch(const Id128& connection, engine::SpaceId generation, const Id128& token,
-                      std::size_t first, std::span<const BlockKey> keys, std::size_t fetchable);
+                      std::size_t first, std::span<const BlockKey> keys, std::size_t fetchable,
+                      std::size_t kind = 0);
+  /// From now on the claims under these tokens, which fetch() made, end together; see
+  /// BlockStore::join_claims. Errors: as lookup(); kGone when one of them was revoked.
+  Result<void> join_claims(const Id128& connection, std::span<const Id128> tokens);
   /// All bytes of a block have arrived; `checksums` are the owner's, one for each page, or none.
   void fetched(engine::FrameIndex frame, std::uint32_t shards,
                std::span<const std::uint64_t> checksums);
@@ -286,6 +298,9 @@ class CacheService {
 
   /// The length of the longest prefix of `keys` that is here. Changes no statistics and no recency.
   [[nodiscard]] std::size_t present(const Bytes32& space, std::span<const BlockKey> keys) const;
+  /// Which of `keys` are here. Changes no statistics and no recency.
+  [[nodiscard]] std::vector<bool> present_each(const Bytes32& space,
+                                               std::span<const BlockKey> keys) const;
   struct Lent {
     engine::LeaseId lease{};
     std::vector<std::uint32_t> pages;      ///< Shard by shard, block by block.
@@ -376,6 +391,7 @@ class CacheService {
   [[nodiscard]] std::uint32_t numa_part_of(const Instance& instance, std::uint32_t shard) const;
   [[nodiscard]] engine::SpaceId space_of(const Instance& instance, std::size_t kind = 0) const;
   [[nodiscard]] const engine::NamespaceTable::Kind* kind_called(const Bytes32& name) const;
+  [[nodiscard]] Wants wants_of(const Instance& instance, std::size_t kind) const;
   /// Removes the names of namespaces among nodes for which `is_over` returns true.
   template <typename IsOver>
   void forget_names(IsOver&& is_over);

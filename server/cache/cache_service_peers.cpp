@@ -118,21 +118,40 @@ Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
-  return Wants{.space = instance.spaces.front(),
-               .generation = space_of(instance),
-               .page_bytes = sizes_of(namespaces_->find(instance.space_name)->kinds.front())};
+  return wants_of(instance, 0);
+}
+
+CacheService::Wants CacheService::wants_of(const Instance& instance, std::size_t kind) const {
+  return {.space = instance.spaces[kind],
+          .generation = space_of(instance, kind),
+          .page_bytes = sizes_of(namespaces_->find(instance.space_name)->kinds[kind])};
+}
+
+Result<CacheService::WantsOfKinds> CacheService::wants_of_kinds(const Id128& connection,
+                                                                std::size_t local_units) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  const Instance& instance = *caller->instance;
+  PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
+  if (!instance.is_complete()) {
+    return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
+  }
+  WantsOfKinds wants{.rules = instance.rules, .local_tokens = local, .kinds = {}};
+  for (std::size_t kind = 0; kind < instance.rules.kinds.size(); ++kind) {
+    wants.kinds.push_back(wants_of(instance, kind));
+  }
+  return wants;
 }
 
 Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine::SpaceId generation,
                                                 const Id128& token, std::size_t first,
                                                 std::span<const BlockKey> keys,
-                                                std::size_t fetchable) {
+                                                std::size_t fetchable, std::size_t kind) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!instance.is_complete()) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
-  if (space_of(instance) != generation) {
+  if (space_of(instance, kind) != generation) {
     return fail(Errc::kGone, "the namespace was reset since the claim was made");
   }
   PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
@@ -150,12 +169,19 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
   return fetch;
 }
 
+Result<void> CacheService::join_claims(const Id128& connection, std::span<const Id128> tokens) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  return store_->join_claims(*caller->holder, tokens);
+}
+
 void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
                            std::span<const std::uint64_t> checksums) {
   // Before the block can be opened. The page that was there before may have left its own.
   std::uint64_t bytes = 0;
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
-    bytes += store_->page_bytes(frame, shard);
+    const std::uint64_t page_bytes = store_->page_bytes(frame, shard);
+    if (page_bytes == 0) continue;  // The shard has no page of this kind.
+    bytes += page_bytes;
     const std::uint64_t checksum =
         checksums.empty() ? engine::ChecksumTable::kNone : checksums[shard];
     if (checksum != engine::ChecksumTable::kNone || !checksums_.is_empty()) {
@@ -191,6 +217,20 @@ std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token
 std::size_t CacheService::present(const Bytes32& space, std::span<const BlockKey> keys) const {
   const engine::NamespaceTable::Kind* const found = kind_called(space);
   return found == nullptr ? 0 : store_->present(found->space, keys);
+}
+
+std::vector<bool> CacheService::present_each(const Bytes32& space,
+                                             std::span<const BlockKey> keys) const {
+  std::vector<bool> present(keys.size());
+  const engine::NamespaceTable::Kind* const found = kind_called(space);
+  if (found == nullptr) return present;
+  constexpr std::size_t kGroup = 64;
+  for (std::size_t first = 0; first < keys.size(); first += kGroup) {
+    const std::size_t count = std::min(kGroup, keys.size() - first);
+    const std::uint64_t bits = store_->present_each(found->space, keys.subspan(first, count));
+    for (std::size_t i = 0; i < count; ++i) present[first + i] = (bits >> i & 1) != 0;
+  }
+  return present;
 }
 
 Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<const BlockKey> keys,

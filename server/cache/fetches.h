@@ -24,6 +24,8 @@
 
 namespace pegaflow::server {
 
+class PeerSearch;
+
 /// Fetches the blocks that claims want and this node does not have.
 ///
 /// A fetch locates the missing prefix in the source, takes a lease from the owner that has the most
@@ -89,6 +91,25 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   kj::Maybe<kj::Promise<Extension>> extend(const Id128& connection, const Id128& token,
                                            std::span<const BlockKey> keys, std::size_t ready,
                                            const cluster::ComputeTime& compute = {});
+  /// As reach(), for a namespace with several kinds of blocks: the restorable units of the prompt,
+  /// each block here or at one owner. 0: no more than are restorable from this node.
+  kj::Maybe<kj::Promise<std::size_t>> reach_kinds(const Id128& connection,
+                                                  std::span<const BlockKey> units,
+                                                  std::size_t local_units);
+  /// A claim on several kinds of blocks, of which some are in flight.
+  struct ClaimOfKinds {
+    CacheService::Restorable claimed;  ///< 0 units: none was made.
+    cluster::Arrival arrival;
+  };
+  /// Claims, under `token`, the longest prefix for which each block is here or at one owner, if it
+  /// is longer than the one that is restorable from this node and the missing blocks can be fetched
+  /// sooner than computed. All of them are leased before the first frame is taken; if one of them
+  /// cannot be leased, or gets no frame, there is no claim. Returns no promise when no owner can
+  /// have more. `compute` is in units.
+  kj::Maybe<kj::Promise<ClaimOfKinds>> claim_kinds(const Id128& connection, const Id128& token,
+                                                   std::span<const BlockKey> units,
+                                                   std::size_t local_units,
+                                                   const cluster::ComputeTime& compute = {});
   /// Call it when the claim has ended: an extend() in flight must not create it again. Idempotent.
   void ended(const Id128& token);
 
@@ -132,6 +153,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     TimePoint until{};     ///< When the engine will have computed it.
   };
   struct Plan;
+  struct PlanOfKinds;
+  struct PartOfKind;
   struct Opening;
   /// The queue position of a block in flight.
   struct Coming {
@@ -139,6 +162,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     std::uint64_t end = 0;                      ///< The end of its batch, as a position of `rate`.
   };
   using OnePlan = std::shared_ptr<Plan>;
+  using OnePlanOfKinds = std::shared_ptr<PlanOfKinds>;
 
   // ---- claims
   kj::Promise<void> query_source(const OnePlan& plan);
@@ -146,6 +170,16 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   void note_joined(Plan& plan) const;
   kj::Promise<void> take_frames(const OnePlan& plan, const SharedLease& lease,
                                 std::size_t leased_from);
+  // ---- claims on several kinds
+  std::shared_ptr<PeerSearch> search_for(const Id128& connection, std::span<const BlockKey> units,
+                                         std::size_t local_units);
+  kj::Promise<ClaimOfKinds> make_claim(const OnePlanOfKinds& plan);
+  bool is_worth(PlanOfKinds& plan);
+  kj::Promise<void> lease_all(const OnePlanOfKinds& plan);
+  kj::Promise<void> lease_rest(const OnePlanOfKinds& plan, std::size_t part);
+  kj::Promise<bool> take_all_frames(const OnePlanOfKinds& plan);
+  bool take_some_frames(PlanOfKinds& plan, PartOfKind& part, std::size_t count);
+  void read_all(PlanOfKinds& plan);
   // ---- results of the source
   void remove_unwanted(std::vector<Block>& blocks) override;
   void queued(std::span<const Block> blocks, const cluster::SourceRate& rate,
@@ -178,7 +212,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   const Clock& clock_;
   const Options options_;
   std::unordered_map<engine::FrameIndex, Coming> coming_;
-  std::set<Id128> extending_;                           ///< Claims with an extend() in flight.
+  std::set<Id128> extending_;  ///< Claims with an extend() or claim_kinds() in flight.
   std::set<std::pair<Id128, engine::PinId>> opening_;   ///< Waiting, by connection and pin.
   std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; may be outdated.
   kj::Own<kj::PromiseFulfiller<void>> progress_;

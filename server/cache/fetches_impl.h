@@ -3,9 +3,12 @@
 /// The claims and the waiting opens of Fetches. Only for its own source files.
 
 #include <cstddef>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "server/cache/fetches.h"
+#include "server/cache/peer_search.h"
 
 namespace pegaflow::server {
 
@@ -19,6 +22,34 @@ struct Fetches::Plan : cluster::Source::Request {
   std::size_t runs = 0;          ///< Owners that delivered a part, one after the other.
   cluster::ComputeTime compute;  ///< Time to compute the blocks that are fetched, if known.
   cluster::Arrival arrival;      ///< Predicted for the claimed keys behind `ready`.
+};
+
+/// The blocks of one kind that a claim on several waits for, and the request for them.
+struct Fetches::PartOfKind {
+  PeerSearch::Part wanted;
+  Id128 token;  ///< Names the claim on this kind.
+  engine::SpaceId generation{};
+  cluster::Source::SharedRequest request;
+  struct Leased {
+    SharedLease lease;
+    std::size_t from = 0;  ///< The index of its first block in `wanted.missing`.
+    std::vector<Block> blocks;
+  };
+  std::vector<Leased> leases;
+  std::size_t leased = 0;   ///< Number of `wanted.missing` that are leased.
+  std::size_t claimed = 0;  ///< Number of `wanted.keys` that are claimed.
+};
+
+/// A claim on several kinds while it is made.
+struct Fetches::PlanOfKinds {
+  Id128 connection;
+  Id128 token;
+  std::shared_ptr<PeerSearch> search;
+  TimePoint deadline{};
+  cluster::ComputeTime compute;
+  PeerSearch::Found found;
+  cluster::Arrival arrival;
+  std::vector<PartOfKind> parts;
 };
 
 /// A worker that waits for blocks.

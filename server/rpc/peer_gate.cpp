@@ -42,6 +42,21 @@ class PeerImpl final : public wire::Peer::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> locateEach(LocateEachContext call) override {
+    ++context_.counters.locates;
+    const auto params = call.getParams();
+    const auto space = read_bytes32(params.getSpace());
+    const auto keys = read_keys(params.getKeys(), context_.keys);
+    auto results = call.getResults();
+    if (space && keys && meets(*space, params.getEpoch())) {
+      const auto present = pack_present(context_.service.present_each(*space, *keys));
+      auto bits = results.initPresent(static_cast<unsigned>(present.size()));
+      std::transform(present.begin(), present.end(), bits.begin(), std::to_integer<kj::byte>);
+    }
+    if (space) write_epoch(context_.service.epochs().of(*space), results.initEpoch());
+    return kj::READY_NOW;
+  }
+
   kj::Promise<void> lease(LeaseContext call) override {
     const auto params = call.getParams();
     const std::chrono::milliseconds time = std::min<std::chrono::milliseconds>(

@@ -62,6 +62,21 @@ Fetches::Wait wait_of(const wire::Session::OpenParams::Reader& params) {
   return wait;
 }
 
+cluster::ComputeTime compute_time_of(const wire::Session::ClaimParams::Reader& params) {
+  return {.delay = std::chrono::microseconds(params.getComputeDelayMicros()),
+          .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
+}
+
+void write_ranges(const CacheService::Restorable& claimed,
+                  wire::Session::ClaimResults::Builder results) {
+  auto ranges = results.initRanges(static_cast<unsigned>(claimed.ranges.size()));
+  for (unsigned i = 0; i < ranges.size(); ++i) {
+    ranges[i].setKind(static_cast<std::uint8_t>(claimed.ranges[i].kind));
+    ranges[i].setFirst(static_cast<std::uint32_t>(claimed.ranges[i].blocks.first));
+    ranges[i].setCount(static_cast<std::uint32_t>(claimed.ranges[i].blocks.count));
+  }
+}
+
 class SessionImpl final : public wire::Session::Server {
  public:
   SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
@@ -395,10 +410,44 @@ class SessionImpl final : public wire::Session::Server {
       results.setSealed(static_cast<std::uint32_t>(found->units));
       results.setComplete(found->complete);
     }
+    if (found && found->complete) {
+      // They were read once, so they can be read again.
+      const auto units = read_keys(call.getParams(), context_.keys).value();
+      KJ_IF_MAYBE (reach, fetches_.reach_kinds(connection_, units, local)) {
+        return reach->then([this, call, measured, found](std::size_t reachable) mutable {
+          const std::size_t more = std::max(reachable, found->units) - found->units;
+          call.getResults().setReachable(static_cast<std::uint32_t>(more));
+          return finish(measured, found);
+        });
+      }
+    }
     return finish(measured, found);
   }
 
   kj::Promise<void> claim_kinds(ClaimContext& call, const Measured& measured) {
+    const auto params = call.getParams();
+    const Id128 token = read_id(params.getToken());
+    if (const auto units = read_keys(params.getKeys(), context_.keys)) {
+      const std::size_t local = params.getKeys().getLocalUnits();
+      KJ_IF_MAYBE (made, fetches_.claim_kinds(connection_, token, *units, local,
+                                              compute_time_of(params))) {
+        return made->then([this, call, measured](Fetches::ClaimOfKinds&& claim) mutable {
+          if (claim.claimed.units == 0) return claim_kinds_here(call, measured);
+          auto results = call.getResults();
+          results.setComing(static_cast<std::uint32_t>(claim.claimed.units));
+          results.setFirstMicros(to_micros(claim.arrival.first));
+          results.setLastMicros(to_micros(claim.arrival.last));
+          results.setComplete(true);
+          write_ranges(claim.claimed, results);
+          return finish(measured, Result<void>());
+        });
+      }
+    }
+    return claim_kinds_here(call, measured);
+  }
+
+  /// Claims what is restorable from this node.
+  kj::Promise<void> claim_kinds_here(ClaimContext& call, const Measured& measured) {
     const auto params = call.getParams();
     const auto found =
         read_keys(params.getKeys(), context_.keys).and_then([&](std::span<const BlockKey> units) {
@@ -412,12 +461,7 @@ class SessionImpl final : public wire::Session::Server {
     }
     results.setReady(static_cast<std::uint32_t>(found->units));
     results.setComplete(found->complete);
-    auto ranges = results.initRanges(static_cast<unsigned>(found->ranges.size()));
-    for (unsigned i = 0; i < ranges.size(); ++i) {
-      ranges[i].setKind(static_cast<std::uint8_t>(found->ranges[i].kind));
-      ranges[i].setFirst(static_cast<std::uint32_t>(found->ranges[i].blocks.first));
-      ranges[i].setCount(static_cast<std::uint32_t>(found->ranges[i].blocks.count));
-    }
+    write_ranges(*found, results);
     return finish(measured, found);
   }
 
@@ -480,10 +524,7 @@ class SessionImpl final : public wire::Session::Server {
     if (!found || !found->complete || found->blocks == keys.size()) {
       return answer_claim(found, {}, call, measured);
     }
-    const auto params = call.getParams();
-    const cluster::ComputeTime compute{
-        .delay = std::chrono::microseconds(params.getComputeDelayMicros()),
-        .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
+    const cluster::ComputeTime compute = compute_time_of(call.getParams());
     KJ_IF_MAYBE (extended, fetches_.extend(connection_, token, keys, found->blocks, compute)) {
       return extended->then(
           [this, call, measured, found](const Fetches::Extension& extension) mutable {

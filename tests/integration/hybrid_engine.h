@@ -85,6 +85,51 @@ struct HybridEngine {
     }
     REQUIRE(worker.release(pin));
   }
+  /// The blocks of a range as they arrive from another node. False if one of them does not.
+  bool check_arriving(const Id128& token, const WireClient::Range& range, std::uint64_t first_pin) {
+    for (std::uint32_t done = 0; done < range.count;) {
+      auto request = worker.session().openRequest();
+      write_id(token, request.initToken());
+      request.setKind(static_cast<std::uint8_t>(range.kind));
+      request.setFirst(done);
+      request.setCount(range.count - done);
+      request.setPin(first_pin + done);
+      request.setPatienceMs(8000);
+      const auto answer = request.send().wait(io.waitScope);
+      if (answer.hasError() || answer.getSlots().size() == 0) return false;
+      for (const std::uint32_t slot : answer.getSlots()) {
+        const auto kind = static_cast<std::uint8_t>(range.kind);
+        const auto wanted = std::byte(content(kind, range.first + done++));
+        const auto bytes = page(kind, slot);
+        CHECK(std::all_of(bytes.begin(), bytes.end(),
+                          [&](std::byte each) { return each == wanted; }));
+      }
+    }
+    return true;
+  }
+  /// Claims a prompt of 8 units that another node has, compares all bytes and ends the claim.
+  void check_eight_arrive(std::uint64_t chain) {
+    const Id128 token = Id128::random();
+    const auto claimed = scheduler.claim(token, make_keys(chain, 8));
+    REQUIRE(claimed);
+    CHECK(claimed->blocks == 0);
+    CHECK(claimed->elsewhere == 8);
+    CHECK(claimed->ranges ==
+          std::vector<WireClient::Range>{{kFull, 0, 8}, {kWindow, 5, 3}, {kState, 3, 1}});
+    for (const WireClient::Range& range : claimed->ranges) {
+      CHECK(check_arriving(token, range, 100 * (range.kind + 1)));
+    }
+    release_all(claimed->ranges);
+    REQUIRE(scheduler.unclaim(token));
+  }
+  /// Releases the pins of check_arriving() on these ranges.
+  void release_all(const std::vector<WireClient::Range>& ranges) {
+    for (const WireClient::Range& range : ranges) {
+      for (std::uint32_t i = 0; i < range.count; ++i) {
+        REQUIRE(worker.release(100 * (range.kind + 1) + i));
+      }
+    }
+  }
   void save_eight(std::uint64_t chain) {
     save(kFull, chain, {0, 1, 2, 3, 4, 5, 6, 7});
     save(kWindow, chain, {5, 6, 7});

@@ -43,22 +43,144 @@ TEST_SUITE("nodes, several kinds") {
     CHECK(on_a.scheduler.lookup(make_keys(1, 8)).blocks == 8);
   }
 
-  TEST_CASE("lookups and claims of several kinds find the blocks of their own node") {
+  TEST_CASE("full, window and state blocks of one node are read by the other, byte for byte") {
     TwoNodes two;
     auto& [at, a, b, io, on_a, on_b] = two;
     REQUIRE(sees(b, at[0]));
     on_a.save_eight(1);
-    CHECK(on_b.scheduler.lookup(make_keys(1, 8)).blocks == 0);
-    CHECK(on_b.scheduler.claim(Id128::random(), make_keys(1, 8))->blocks == 0);
-    on_b.save_eight(1);
+
+    // A lookup finds them without a claim or a transfer.
+    const auto found = on_b.scheduler.lookup(make_keys(1, 9));
+    CHECK(found.blocks == 0);
+    CHECK(found.elsewhere == 8);
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == 0);
+
+    on_b.check_eight_arrive(1);
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == (8 + 3 + 2) * kPage);
+    CHECK(b.metric("pegaflow_replica_blocks") == 12);
+    check_nothing_is_left(b, std::nullopt);
+    CHECK(a.metric_becomes("pegaflow_leases", 0));
+
+    // From now on B has its own copies.
+    const auto again = on_b.scheduler.lookup(make_keys(1, 8));
+    CHECK(again.blocks == 8);
+    CHECK(again.elsewhere == 0);
     const Id128 token = Id128::random();
     const auto claimed = on_b.scheduler.claim(token, make_keys(1, 8));
     REQUIRE(claimed);
     CHECK(claimed->blocks == 8);
+    CHECK(claimed->elsewhere == 0);
     for (const WireClient::Range& range : claimed->ranges) {
       on_b.check_range(token, range, range.kind + 1);
     }
-    CHECK(b.metric("pegaflow_fetch_bytes_total") == 0);
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == (8 + 3 + 2) * kPage);
+  }
+
+  TEST_CASE("a node reads only the blocks that it does not have") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save_eight(1);
+    on_b.save(kFull, 1, {0, 1, 2, 3, 4, 5, 6, 7});
+    on_b.save(kWindow, 1, {6});
+    on_b.check_eight_arrive(1);
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == (2 + 2) * kPage);
+  }
+
+  TEST_CASE("a shorter prefix of this node gives way to a longer one of another") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save_eight(1);
+    on_b.save(kFull, 1, {0, 1, 2, 3});
+    on_b.save(kWindow, 1, {1, 2, 3});
+    on_b.save(kState, 1, {1});
+    const auto found = on_b.scheduler.lookup(make_keys(1, 8));
+    CHECK(found.blocks == 4);
+    CHECK(found.elsewhere == 4);
+    on_b.check_eight_arrive(1);
+  }
+
+  TEST_CASE("a boundary whose blocks are divided over two other nodes is not offered") {
+    const std::vector<std::string> at = node_addresses(3);
+    const ServerProcess a{node_options(at[0], at)};
+    const ServerProcess b{node_options(at[1], at)};
+    const ServerProcess c{node_options(at[2], at)};
+    kj::AsyncIoContext io = kj::setupAsyncIo();
+    HybridEngine on_a(a, io);
+    HybridEngine on_b(b, io);
+    HybridEngine on_c(c, io);
+    REQUIRE(sees(c, at[0]));
+    REQUIRE(sees(c, at[1]));
+    on_a.save(kFull, 1, {0, 1, 2, 3, 4, 5, 6, 7});
+    on_a.save(kWindow, 1, {5, 6, 7});
+    on_b.save(kState, 1, {3});
+    CHECK(on_c.scheduler.lookup(make_keys(1, 8)).elsewhere == 0);
+    const auto none = on_c.scheduler.claim(Id128::random(), make_keys(1, 8));
+    REQUIRE(none);
+    CHECK(none->blocks + none->elsewhere == 0);
+    CHECK(none->ranges.empty());
+
+    // With one part here, the others are at one node.
+    on_c.save(kState, 1, {3});
+    on_c.check_eight_arrive(1);
+    CHECK(c.metric("pegaflow_fetch_bytes_total") == (8 + 3) * kPage);
+    CHECK(b.metric("pegaflow_lent_bytes_total") == 0);
+  }
+
+  TEST_CASE("blocks of a namespace that was reset at their node are not found by another") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    REQUIRE(sees(a, at[1]));
+    on_a.save_eight(1);
+    REQUIRE(on_b.scheduler.lookup(make_keys(1, 8)).elsewhere == 8);
+    REQUIRE(on_a.scheduler.reset_cache());
+    CHECK(on_b.scheduler.lookup(make_keys(1, 8)).elsewhere == 0);
+    on_a.save_eight(1);
+    on_b.check_eight_arrive(1);
+  }
+
+  TEST_CASE("a reset while blocks are awaited ends the load, and the old bytes are not kept") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    REQUIRE(sees(a, at[1]));
+    on_a.save_eight(1);
+    const Id128 token = Id128::random();
+    const auto claimed = on_b.scheduler.claim(token, make_keys(1, 8));
+    REQUIRE(claimed);
+    REQUIRE(claimed->elsewhere == 8);
+    REQUIRE(on_a.scheduler.reset_cache());
+    for (const WireClient::Range& range : claimed->ranges) {
+      CHECK_FALSE(on_b.check_arriving(token, range, 100 * (range.kind + 1)));
+    }
+    REQUIRE(on_b.scheduler.unclaim(token));
+    CHECK(on_b.scheduler.lookup(make_keys(1, 8)).blocks == 0);
+    check_nothing_is_left(b, std::nullopt);
+  }
+
+  TEST_CASE(
+      "the node dies while blocks are awaited: each arrives with its bytes, or its open fails") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save_eight(1);
+    const Id128 token = Id128::random();
+    const auto claimed = on_b.scheduler.claim(token, make_keys(1, 8));
+    REQUIRE(claimed);
+    REQUIRE(claimed->elsewhere == 8);
+    a.kill();
+    std::size_t arrived = 0;
+    for (const WireClient::Range& range : claimed->ranges) {
+      arrived += on_b.check_arriving(token, range, 100 * (range.kind + 1)) ? 1 : 0;
+    }
+    // What has arrived is found from now on; a prompt that lacks a block of any kind is not.
+    on_b.release_all(claimed->ranges);
+    REQUIRE(on_b.scheduler.unclaim(token));
+    const std::uint32_t left = on_b.scheduler.lookup(make_keys(1, 8)).blocks;
+    CHECK(left == (arrived == claimed->ranges.size() ? 8 : 0));
+    check_nothing_is_left(b, std::nullopt);
   }
 }
 
