@@ -407,6 +407,11 @@ def group(*specs: Any, names: int = 3) -> KVCacheGroupSpec:
     )
 
 
+def other(spec: Any) -> KVCacheGroupSpec:
+    """A group of another layer."""
+    return KVCacheGroupSpec(["other.0"], spec)
+
+
 HEADS = {"block_size": 16, "num_kv_heads": 2, "head_size": 16, "dtype": torch.float32}
 FULL = FullAttentionSpec(**HEADS)
 MLA = MLAAttentionSpec(**HEADS | {"num_kv_heads": 1})
@@ -427,12 +432,13 @@ MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
         ([group(dataclasses.replace(FULL, attention_chunk_size=64))], ""),
         ([group(FULL, FULL, dataclasses.replace(FULL, sliding_window=64))], ""),
         ([], "0 cache groups"),
-        ([group(FULL), group(WINDOW)], "--disable-hybrid-kv-cache-manager makes them one"),
-        ([group(FULL), group(CHUNK)], "--disable-hybrid-kv-cache-manager makes them one"),
-        ([group(FULL), group(MAMBA)], "(FullAttentionSpec, MambaSpec) are not supported yet, one"),
-        ([group(WINDOW), group(CHUNK)], "SlidingWindowSpec) are not supported yet, one is"),
-        ([group(WINDOW)], "kind SlidingWindowSpec"),
-        ([group(MAMBA)], "kind MambaSpec"),
+        ([group(FULL), other(WINDOW)], ""),
+        ([group(FULL), other(CHUNK)], "--disable-hybrid-kv-cache-manager makes them one"),
+        ([group(FULL), other(MAMBA)], "states need --mamba-cache-mode align"),
+        ([group(WINDOW), other(CHUNK)], "of kinds chunk, window are not verified on this device"),
+        ([group(FULL), group(WINDOW)], "cache groups that share layer layer.0"),
+        ([group(WINDOW)], ""),
+        ([group(MAMBA)], "states need --mamba-cache-mode align"),
         ([group(SINK)], "kind SinkFullAttentionSpec"),
         ([group(RSWA)], "kind RSWASpec"),
         ([group(dataclasses.replace(FULL, non_causal=True))], "look ahead"),

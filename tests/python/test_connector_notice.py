@@ -183,12 +183,13 @@ def test_a_real_engine_with_a_rejected_model_is_shown(pega, short_path, tmp_path
         extra_config={},
         block_size=32,
         kv_cache_bytes=64 << 20,
+        prefix_caching=False,
         python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
     )
     with VllmServer(options, short_path / "v"):
         wait_until(lambda: len(not_served(pega)) == 1, "the notice does not arrive")
         (row,) = not_served(pega)
         assert (row["side"], row["reason"]) == ("scheduler", "model")
-        assert "SlidingWindowSpec" in row["detail"]
+        assert "need vLLM's prefix caching" in row["detail"]
         assert findings(pega)[0].status == PROBLEM
     wait_until(lambda: not instances(pega), "the notice outlives its engine")

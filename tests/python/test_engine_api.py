@@ -92,24 +92,33 @@ def test_snapshots_have_every_name_that_is_to_be_recorded(engine):
 # ---- KV cache specs: the decisions and the code that implements them
 
 
-def refusal(*specs: Any) -> str:
+def refusal(*groups: Any) -> str:
+    """Of a model with these cache groups, each of one spec or of a list of them."""
     from pegaflow.vllm.support import unsupported
 
-    whole = specs[0]
-    if len(specs) > 1:
-        whole = spec("UniformTypeKVCacheSpecs")
-        whole.kv_cache_specs = {f"layer.{i}": each for i, each in enumerate(specs)}
     config = SimpleNamespace(
         model_config=SimpleNamespace(),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         parallel_config=SimpleNamespace(world_size=1),
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"pegaflow.untested": True}),
     )
-    group = SimpleNamespace(kv_cache_spec=whole, layer_names=["layer.0"])
-    return unsupported(config, SimpleNamespace(kv_cache_groups=[group]))
+    made = []
+    for number, whole in enumerate(groups):
+        if isinstance(whole, list):
+            specs, whole = whole, spec("UniformTypeKVCacheSpecs")
+            whole.kv_cache_specs = {f"{number}.{i}": each for i, each in enumerate(specs)}
+        made.append(SimpleNamespace(kv_cache_spec=whole, layer_names=[f"{number}.0"]))
+    return unsupported(config, SimpleNamespace(kv_cache_groups=made))
 
 
 def spec(name: str) -> Any:
-    return type(name, (), {})()
+    fields = {
+        "block_size": 16,
+        "sliding_window": 64,
+        "attention_chunk_size": 64,
+        "mamba_cache_mode": "align",
+    }
+    return type(name, (), fields)()
 
 
 def test_served_and_refused_specs_are_those_of_the_support_check():
@@ -118,8 +127,11 @@ def test_served_and_refused_specs_are_those_of_the_support_check():
     for name in tables["served"]:
         assert refusal(spec(name)) == ""
         assert refusal(spec(served), spec(name)) == ""
+    for name in ("FullAttentionSpec", "MLAAttentionSpec"):
+        assert refusal([spec(served), spec(name)]) == ""
     for name in tables["refused"]:
         assert name in refusal(spec(name))
+        assert name in refusal([spec(served), spec(name)])
         assert name in refusal(spec(served), spec(name))
 
 

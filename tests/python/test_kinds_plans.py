@@ -545,12 +545,6 @@ def served(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_kinds_are_refused_while_the_switch_is_off(name):
-    config = vllm_config("unix:/nowhere.sock", extra={"pegaflow.untested": True})
-    assert "not supported yet" in support.unsupported(config, cache_config(SHAPES[name], 100))
-
-
-@pytest.mark.parametrize("name", SHAPES)
 def test_kinds_are_served_if_they_were_verified_or_the_operator_says_so(served, monkeypatch, name):
     kv_config = cache_config(SHAPES[name], 100)
     assert support.unsupported(served, kv_config) == ""

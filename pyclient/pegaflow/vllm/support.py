@@ -9,9 +9,8 @@ from pegaflow.engine.kinds import BlockKinds
 from pegaflow.vllm import drafts, ranks
 from pegaflow.vllm.kinds import UnservedGroups, layer_specs, read_kinds, spec_problem
 
-#: Whether several cache groups, windows, chunks and states are served: not before the rest of the
-#: connector and the server take part. Until then those engines run without the cache.
-SERVES_KINDS = False
+#: Whether several cache groups, windows, chunks and states are served.
+SERVES_KINDS = True
 
 #: What was compared with an engine without a connector, by vLLM's device type: the labels of the
 #: kinds (KindRule.label) that a model has, in alphabetical order. Other models on such a device
