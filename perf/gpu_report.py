@@ -2,9 +2,9 @@
 """Runs all tests and measurements for a machine with an NVIDIA GPU, and writes one report.
 
 The report has the tests of GPU copies, the faults around them (tests/gpu), `pegaflow-perf gpu`, and
-a real vLLM that serves a model of Llama-3.1-8B's shape without weights: plain, with PegaFlow's
-connector, with vLLM's OffloadingConnector, and, where it is installed, with the Rust system of the
-same name. A run takes about 15 minutes; --without omits parts.
+a real vLLM that serves a model without weights, of Llama-3.1-8B's shape or another (--shape):
+plain, with PegaFlow's connector, with vLLM's OffloadingConnector, and, where it is installed, with
+the Rust system of the same name. A run takes about 15 minutes; --without omits parts.
 
     python3 perf/gpu_report.py --bin DIR --out DIR
 
@@ -52,7 +52,11 @@ def connector(name: str, pool_bytes: int) -> dict | None:
             "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes},
         }
     extra = {
-        "ours": {"pegaflow.weights_id": "pegaflow_seeded", "pegaflow.load_policy": "always"},
+        "ours": {
+            "pegaflow.weights_id": "pegaflow_seeded",
+            "pegaflow.load_policy": "always",
+            "pegaflow.untested": True,
+        },
         "upstream": {},
         "upstream-kernel": {"pegaflow.transfer_backend": "kernel"},
     }[name]
@@ -173,6 +177,8 @@ class Run:
     def vllm_faults(self) -> None:
         self.title("The same around a real vLLM (tests/gpu/vllm.py)")
         more = ["--model", str(self.options.model), "--out", str(self.out / "vllm_faults")]
+        more += ["--gpu-blocks", str(self.options.fault_blocks)]
+        more += ["--planted-kib", str(self.options.planted_kib)]
         self._run_tests("tests.gpu.vllm", 500, *more)
 
     def _run_tests(self, module: str, seconds: float, *more: str) -> None:
@@ -233,8 +239,12 @@ class Run:
             command = [options.python, "-m", "vllm.entrypoints.cli.main", "serve"]
             command += [str(options.model), "--served-model-name", "model", "--port", str(PORT)]
             command += ["--host", "127.0.0.1", "--load-format", "pegaflow_seeded"]
-            command += ["--max-model-len", "40000", "--max-num-seqs", "64", "--block-size", "16"]
-            command += ["--gpu-memory-utilization", "0.6", "--num-gpu-blocks-override", "8000"]
+            lengths = [int(length) for length in options.lengths.split(",")]
+            context = max(40000, max(lengths) + 1000)
+            command += ["--max-model-len", str(context), "--max-num-seqs", "64"]
+            command += ["--block-size", "16", "--gpu-memory-utilization", "0.6"]
+            command += ["--num-gpu-blocks-override", str(options.gpu_blocks)]
+            command += options.vllm_arguments.split()
             command += ["--disable-uvicorn-access-log", "--compilation-config"]
             graphs = {"mode": 0, "cudagraph_mode": options.cudagraphs}
             command += [json.dumps(graphs | {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]})]
@@ -247,8 +257,10 @@ class Run:
             bench = [options.python, str(TOOLS / "bench_ttft.py"), "--label", name]
             # Not a multiple of 16: else a hit on the GPU computes 16 tokens and a reload one, which
             # rounds differently, and their answers cannot be compared.
-            bench += ["--lengths", "10008", "--burst-length", "10008", "--fragment", "3"]
-            bench += ["--repeats", str(options.repeats), "--neighbours", "4", "--json", str(rows)]
+            bench += ["--lengths", options.lengths, "--burst-length", "10008"]
+            bench += ["--fragment", "3", "--burst", str(options.burst)]
+            bench += ["--neighbours", "4" if options.burst else "0"]
+            bench += ["--repeats", str(options.repeats), "--json", str(rows)]
             done = self.output_of(bench, 300, env=env)
             self.say("```\n" + done.stdout.strip() + "\n```")
             if done.returncode != 0:
@@ -287,33 +299,54 @@ class Run:
                 raise RuntimeError(f"a reload agrees with its GPU hit in {same} of {all_of} tokens")
 
     def summary(self) -> None:
-        self.title("vLLM side by side: 10,008-token prompts, shuffled free blocks, TTFT in ms")
-        self.say(
-            "| configuration | start s | cold | GPU hit | reload | reload / floor "
-            "| burst of 8, reload | beside 4 neighbors | their gaps p99 (alone) | TPOT |"
-        )
-        self.say("|---|---|---|---|---|---|---|---|---|---|")
+        self.title("vLLM side by side: one prompt at a time, shuffled free blocks, TTFT in ms")
+        self.say("| configuration | tokens | start s | cold | GPU hit | reload | reload / floor |")
+        self.say("|---|---|---|---|---|---|---|")
         peak = self._peak()
-        for name in self.options.configurations:
-            result = self.results.get(f"vllm_{name}")
-            if result is None:
-                continue
-            rows = {row["phase"]: row for row in result["rows"]}
-            cold, gpu, reload = (rows[phase] for phase in ("cold", "gpu", "reload"))
-            ratio = floor_ratio(gpu["ttft_ms"], reload["ttft_ms"], peak) if name != "base" else ""
+        known = [n for n in self.options.configurations if f"vllm_{n}" in self.results]
+        ours = self._phases("ours", "reload") if "ours" in known else []
+        loaded = {row["prompt_tokens"]: row["loaded_bytes"] for row in ours}
+        for name in known:
+            for cold, gpu, reload in zip(
+                *(self._phases(name, phase) for phase in ("cold", "gpu", "reload")), strict=True
+            ):
+                tokens, ratio = cold["prompt_tokens"], ""
+                if name != "base" and loaded.get(tokens):
+                    copy_ms = loaded[tokens] / peak / 1e6
+                    ratio = floor_ratio(gpu["ttft_ms"], reload["ttft_ms"], copy_ms)
+                start = self.results[f"vllm_{name}"]["start_s"]
+                self.say(
+                    f"| {name} | {tokens} | {start:.1f} | {cold['ttft_ms_median']} "
+                    f"| {gpu['ttft_ms_median']} | {reload['ttft_ms_median']} | {ratio} |"
+                )
+        sizes = ", ".join(f"{size / 1e9:.3f} GB for {n} tokens" for n, size in loaded.items())
+        self.say(
+            f"\nfloor: the median GPU hit + the bytes that our connector loads ({sizes}) at "
+            f"{peak:.1f} GB/s; ratio of medians, in brackets its 95 % interval (bootstrap, 2,000 "
+            "draws, seed 1)"
+        )
+        if self.options.burst:
+            self._burst_summary(known)
+
+    def _burst_summary(self, names: Sequence[str]) -> None:
+        self.say(f"\nBursts of {self.options.burst} prompts of 10,008 tokens, mean TTFT in ms:\n")
+        self.say(
+            "| configuration | reload | beside 4 neighbors | their gaps p99 (alone) | TPOT |\n"
+            "|---|---|---|---|---|"
+        )
+        for name in names:
+            rows = {row["phase"]: row for row in self.results[f"vllm_{name}"]["rows"]}
             self.say(
-                f"| {name} | {result['start_s']:.1f} | {cold['ttft_ms_median']} "
-                f"| {gpu['ttft_ms_median']} | {reload['ttft_ms_median']} | {ratio} "
-                f"| {rows['burst reload']['ttft_ms_mean']} "
+                f"| {name} | {rows['burst reload']['ttft_ms_mean']} "
                 f"| {rows['beside neighbours reload']['ttft_ms_mean']} "
                 f"| {rows['neighbours, reload']['gap_ms_p99']} "
                 f"({rows['neighbours alone']['gap_ms_p99']}) "
-                f"| {cold['tpot_ms_median']} |"
+                f"| {rows['cold']['tpot_ms_median']} |"
             )
-        self.say(
-            f"\nfloor: the median GPU hit + 1.31 GB at {peak:.1f} GB/s; ratio of medians, in "
-            "brackets its 95 % interval (bootstrap, 2,000 draws, seed 1)"
-        )
+
+    def _phases(self, name: str, phase: str) -> list[dict]:
+        """The rows of a phase of single prompts, one for each length."""
+        return [row for row in self.results[f"vllm_{name}"]["rows"] if row["phase"] == phase]
 
     def _peak(self) -> float:
         """GB/s of contiguous copies to the idle GPU in this run."""
@@ -326,9 +359,8 @@ class Run:
         return statistics.median(bounds) if bounds else 55.4
 
 
-def floor_ratio(gpu: Sequence[float], reload: Sequence[float], peak: float) -> str:
+def floor_ratio(gpu: Sequence[float], reload: Sequence[float], copy_ms: float) -> str:
     """Ratio of a reload to a hit on the GPU plus the bare copy, with its interval."""
-    copy_ms = 10_000 // 16 * (2 << 20) / peak / 1e6
     chance = random.Random(1)
     draws = sorted(
         statistics.median(chance.choices(reload, k=len(reload)))
@@ -352,7 +384,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cublas", default="", help="path of cuBLAS")
     parser.add_argument("--perf-args", default="", help="more arguments for pegaflow-perf gpu")
     parser.add_argument("--pool-gib", type=int, default=40)
+    parser.add_argument(
+        "--shape", default="llama-8b", help="of --model, if it does not exist; tools/vllm-gpu"
+    )
+    parser.add_argument("--lengths", default="10008", help="of prompts, separated by commas")
     parser.add_argument("--repeats", type=int, default=20, help="prompts, one after the other")
+    parser.add_argument("--burst", type=int, default=8, help="prompts of a burst; 0: no bursts")
+    parser.add_argument("--gpu-blocks", type=int, default=8000)
+    parser.add_argument("--vllm-arguments", default="", help="more arguments of vLLM")
+    parser.add_argument("--planted-kib", type=int, default=1024, help="see tests/gpu/vllm.py")
+    parser.add_argument("--fault-blocks", type=int, default=1540, help="see tests/gpu/vllm.py")
     parser.add_argument(
         "--cudagraphs",
         default="FULL",
@@ -384,7 +425,8 @@ def main(argv: Sequence[str]) -> int:
     run.step("faults", run.faults)
     run.step("perf", run.perf)
     if not options.model.exists():
-        subprocess.run([options.python, TOOLS / "make_model.py", options.model], check=True)
+        make = [options.python, TOOLS / "make_model.py", options.model, "--shape", options.shape]
+        subprocess.run(make, check=True)
     run.step("vllm_faults", run.vllm_faults)
     for name in options.configurations:
         run.step(name, lambda name=name: run.vllm(name))

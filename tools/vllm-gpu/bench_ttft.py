@@ -329,15 +329,20 @@ class Bench:
     def one_by_one(self, length: int) -> None:
         """One prompt after the other through all phases, so that drift affects all equally."""
         answers: dict[str, list[Answer]] = {"cold": [], "gpu": [], "reload": []}
+        before = self._server.metrics()
         for one in self._prompts(length, self._arguments.repeats, 0):
             for phase, found in answers.items():
                 if phase == "reload":
                     self._empty()
                 found.append(self._server.complete(one, self._arguments.output_tokens))
+        self._empty()
         references: dict[str, list[Answer]] = {}
         for phase, found in answers.items():
             self._report.add(phase, length, found, references)
             references[phase] = found
+        moved = moved_metrics(before, self._server.metrics())
+        loaded = sum(v for k, v in moved.items() if k.startswith("vllm:pegaflow_loaded_bytes"))
+        self._report.rows[-1]["loaded_bytes"] = loaded / self._arguments.repeats
 
     def burst(self, length: int) -> None:
         arguments = self._arguments

@@ -4,7 +4,7 @@
 The shapes are those of real models, so prefill, decode and KV cache cost the same. Weights come
 from `--load-format pegaflow_seeded` (plugin/) or vLLM's own `--load-format dummy`.
 
-Usage: make_model.py DIR [--shape llama-8b|qwen3-8b|llama-1b]
+Usage: make_model.py DIR [--shape NAME]      (--help lists them)
 """
 
 import argparse
@@ -12,6 +12,8 @@ import json
 import pathlib
 
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 _COMMON = {
     "bos_token_id": 1,
@@ -73,6 +75,95 @@ SHAPES = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
         "mlp_bias": False,
+    },
+    # Windows of 1,024 tokens in 29 of 34 layers, as Gemma 3 4B, with as many bytes of KV a token; a
+    # smaller vocabulary, and heads of 128 instead of 256.
+    "gemma3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "query_pre_attn_scalar": 128,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 1024,
+        "layer_types": [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(34)],
+        "vocab_size": 32000,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+    },
+    # Windows of 128 tokens in every other layer and experts, as gpt-oss-20b; bfloat16 weights and a
+    # smaller vocabulary.
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": [SLIDING, FULL] * 12,
+        "attention_bias": True,
+        "vocab_size": 32000,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "swiglu_limit": 7.0,
+    },
+    # A window of 4,096 tokens in all layers, as Mistral 7B v0.1.
+    "mistral-7b-window": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    },
+    # Gated delta nets in three of four layers, as Qwen3-Next; 12 of its 48 layers, 16 of its 512
+    # experts.
+    "qwen3-next-12": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 12,
+        "layer_types": [FULL if (i + 1) % 4 == 0 else LINEAR for i in range(12)],
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_value_head_dim": 128,
+        "linear_num_value_heads": 32,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 32000,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000000.0,
     },
 }
 

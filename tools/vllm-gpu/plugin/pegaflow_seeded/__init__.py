@@ -6,6 +6,7 @@ attention is peaked, so answers after a cold prefill and after a KV load can be 
 """
 
 import zlib
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,25 +15,33 @@ from torch import nn
 _SCORE_STD = 3.0
 
 
-def _fill(name: str, parameter: nn.Parameter, query_rows: int, rank: int, ranks: int) -> None:
-    """``query_rows``: of this rank. Its shard differs from those of other ranks."""
+class _Model(NamedTuple):
+    query_rows: int  #: Of this rank.
+    rank: int  #: Its shard differs from those of other ranks.
+    ranks: int
+    norm_adds: float  #: The normalizations add this to their weights.
+    scaled_embeddings: bool  #: They are multiplied by the root of their width.
+
+
+def _fill(name: str, parameter: nn.Parameter, model: _Model) -> None:
     generator = torch.Generator(device=parameter.device)
-    generator.manual_seed(zlib.crc32((f"{name}/{rank}" if rank else name).encode()))
+    generator.manual_seed(zlib.crc32((f"{name}/{model.rank}" if model.rank else name).encode()))
     data = parameter.data
     if "norm" in name:
         # q_norm and k_norm undo the scale of their projections, so they carry it instead.
-        data.fill_(_SCORE_STD**0.5 if "q_norm" in name or "k_norm" in name else 1.0)
+        scores = "q_norm" in name or "k_norm" in name
+        data.fill_((_SCORE_STD**0.5 if scores else 1.0) - model.norm_adds)
         return
-    if data.dim() < 2:
+    if data.dim() < 2 or "bias" in name:
         data.zero_()
         return
     data.normal_(generator=generator)
-    if "embed_tokens" in name:
+    if "embed_tokens" in name and not model.scaled_embeddings:
         return
     cut_inputs = "o_proj" in name or "down_proj" in name  # whose shares are added up
-    data.mul_((data.shape[-1] * (ranks if cut_inputs else 1)) ** -0.5)
+    data.mul_((data.shape[-1] * (model.ranks if cut_inputs else 1)) ** -0.5)
     if "qkv_proj" in name:
-        query_and_key_rows = data.shape[0] - (data.shape[0] - query_rows) // 2
+        query_and_key_rows = data.shape[0] - (data.shape[0] - model.query_rows) // 2
         data[:query_and_key_rows].mul_(_SCORE_STD**0.5)
 
 
@@ -52,9 +61,17 @@ def register() -> None:
 
         @torch.no_grad()
         def load_weights(self, model: nn.Module, model_config) -> None:
-            rank = get_tensor_model_parallel_rank()
             ranks = get_tensor_model_parallel_world_size()
-            heads = model_config.hf_text_config
-            query_rows = heads.num_attention_heads * heads.head_dim // ranks
+            config = model_config.hf_text_config
+            gemma = config.model_type.startswith("gemma")
+            shape = _Model(
+                query_rows=config.num_attention_heads * config.head_dim // ranks,
+                rank=get_tensor_model_parallel_rank(),
+                ranks=ranks,
+                norm_adds=1.0 if gemma or config.model_type == "qwen3_next" else 0.0,
+                scaled_embeddings=gemma,
+            )
+            # The normalization of a state adds nothing to its weights.
+            state = shape._replace(norm_adds=0.0)
             for name, parameter in model.named_parameters():
-                _fill(name, parameter, query_rows, rank, ranks)
+                _fill(name, parameter, state if "linear_attn" in name else shape)
