@@ -164,6 +164,14 @@ def test_the_slowest_rank_determines_the_rate_of_copies():
     assert copies.block_s == pytest.approx(0.004)
 
 
+def test_a_rank_that_has_copied_no_block_has_no_rate():
+    copies = CopyRate()
+    copies.report({0: (0.0, 0.1)})
+    assert copies.block_s == 0
+    copies.report({1: (100, 0.4)})
+    assert copies.block_s == pytest.approx(0.004)
+
+
 # ---- predictions
 
 

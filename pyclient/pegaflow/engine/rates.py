@@ -140,7 +140,8 @@ class CopyRate:
     @property
     def block_s(self) -> float:
         """0 while nothing was measured."""
-        return max((1 / rate.per_second for rate in self._ranks.values()), default=0.0)
+        rates = [rate.per_second for rate in self._ranks.values()]
+        return max((1 / rate for rate in rates if rate), default=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -257,7 +257,7 @@ class WorkerSide:
             self._follow()
 
     def _load_ended(self, job: _Job, done: Any) -> None:
-        if done.copying_s:
+        if done.copying_s and done.bytes:  # a load may end before its first page
             self.reports.copied(done.bytes / self.mover.page_bytes, done.copying_s)
         if job.followed:
             if done.error:
