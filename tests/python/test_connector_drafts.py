@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from pegaflow.vllm import drafts, namespace, ranks, weights
 from pegaflow.vllm.build import hash_unit, instance_id, read_geometry
@@ -24,6 +25,7 @@ from tests.python.harness import (
     model_directory,
     vllm_config,
 )
+from tests.python.kinds_engine import state
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +260,14 @@ def test_ranks_hold_the_same_bytes_only_if_their_drafts_do(tmp_path):
     assert ranks.replicas(config, kv_config) == 1
     config.speculative_config = None
     assert ranks.replicas(config, kv_config) == 2
+
+
+def test_ranks_of_a_model_of_states_hold_different_bytes():
+    config = vllm_config(
+        "unix:/nowhere.sock", tensor_parallel_size=2, distributed_executor_backend="mp"
+    )
+    groups = [KVCacheGroupSpec(["mixer.0"], state(64))]
+    assert ranks.replicas(config, SimpleNamespace(kv_cache_groups=groups)) == 1
 
 
 def test_the_number_of_drafted_tokens_is_not_in_the_namespace(factors, draft_model):

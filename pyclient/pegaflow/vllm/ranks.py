@@ -57,7 +57,7 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
         # Releases before kv_tp_replicas have the whole latent on each rank; later ones report it.
         return tensor if stated is None else 1
     same = _replicas(vllm_config.model_config, tensor)
-    if any(spec.num_kv_heads != 1 for spec in specs):
+    if any(getattr(spec, "num_kv_heads", 0) != 1 for spec in specs):  # states have none
         return 1
     draft = drafts.model_config(vllm_config) if drafts.have_kv(vllm_config) else None
     # Ranks hold the same bytes if they do so in both models.
