@@ -259,7 +259,6 @@ class KindsConnector(KVConnectorBase_V1, SupportsHMA):
             self._pin(
                 request, keys, plan.step(tables, tokens, keys.usable_units(), self._room(), offers)
             )
-            self.dropped += plan.take_dropped()
         return Plan()
 
     def _room(self) -> int:
@@ -292,7 +291,7 @@ class KindsConnector(KVConnectorBase_V1, SupportsHMA):
         self._pin(request, keys, found)
         for save in self.saves[len(self.saves) - len(found) :]:
             save.ready = True  # no forward pass follows
-        self.dropped += len(late) + plan.take_dropped()
+        self.dropped += len(late) + plan.dropped()
         return False, None
 
     def start_load_kv(self, *arguments: Any, **more: Any) -> None:

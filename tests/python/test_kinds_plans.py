@@ -365,12 +365,15 @@ def test_without_room_windows_are_dropped_and_the_prefix_waits():
     plan = SavePlan(rules([full(16), window(16, 33)]), prompt_tokens=65)
     tables = [table(5), table(5, 50)]
     assert plan.step(tables, 65, 4, 1) == [Storable(1, 2, (52,))]
-    assert plan.take_dropped() == 1
+    assert plan.dropped() == 1
     assert [one.block for one in plan.step(tables, 65, 4, 3)] == [0, 1, 2]
     found, late = plan.finish(tables, 70, 4, 0)
     # The end of the request has the same window, which finds no room either.
     assert (found, [one.block for one in late]) == ([], [3])
-    assert plan.take_dropped() == 1
+    assert plan.dropped() == 1, "a block that finds no room twice is one block"
+    found, _ = plan.finish(tables, 70, 4, 2)
+    assert [(one.kind, one.block) for one in found] == [(1, 3)]
+    assert plan.dropped() == 0
 
 
 def test_the_end_of_a_request_is_a_boundary():

@@ -74,13 +74,14 @@ class SavePlan:
         self._rules = rules
         self._kinds = rules.kinds
         self._prompt_tokens = prompt_tokens
-        self.dropped = 0  #: Blocks that were not saved for lack of room, since take_dropped().
         # Boundaries beside the prompt's end and the interval: of the last admission, and others.
         self._admitted: tuple[int, ...] = ()
         self._extra: set[int] = set()
         # By kind: the blocks before this one were decided.
         self._next = [0] * len(self._kinds.kinds)
         self._saved: list[set[int]] = [set() for _ in self._kinds.kinds]
+        # By kind: the blocks that found no room. A later step, or the end, may still save them.
+        self._without_room: list[set[int]] = [set() for _ in self._kinds.kinds]
         self._smallest = min(kind.block_tokens for kind in self._kinds.kinds)
         self._seen = 0  # tokens, rounded to the smallest block, that were looked at
 
@@ -119,6 +120,7 @@ class SavePlan:
         """The cache has none of the blocks that it was given."""
         self._next = [0] * len(self._kinds.kinds)
         self._saved = [set() for _ in self._kinds.kinds]
+        self._without_room = [set() for _ in self._kinds.kinds]
         self._seen = 0
 
     def saved_tokens(self) -> int:
@@ -181,9 +183,9 @@ class SavePlan:
         _, late = self._prefix(tables, tokens, 1 << 62)
         return found + prefix, late
 
-    def take_dropped(self) -> int:
-        dropped, self.dropped = self.dropped, 0
-        return dropped
+    def dropped(self) -> int:
+        """The number of the cache's blocks that have found no room so far."""
+        return sum(len(numbers) for numbers in self._without_room)
 
     def _prefix(
         self, tables: Sequence[Sequence[int]], tokens: int, room: int
@@ -226,13 +228,17 @@ class SavePlan:
                 if not ids or number in self._saved[index]:
                     continue
                 if len(ids) > room:
-                    self.dropped += len(ids)
+                    self._without_room[index].add(number)
                     continue
                 room -= len(ids)
-                self._saved[index].add(number)
+                self._note_saved(index, number)
                 found.append(Storable(index, number, ids))
             self._next[index] = stop
         return found
+
+    def _note_saved(self, index: int, number: int) -> None:
+        self._saved[index].add(number)
+        self._without_room[index].discard(number)
 
     def _ids(
         self, kind: BlockKind, tables: Sequence[Sequence[int]], number: int
@@ -272,10 +278,10 @@ class SavePlan:
                 if kind.rule != KindRule.STATE or not whole or number in self._saved[index]:
                     continue
                 if len(kind.members) > room:
-                    self.dropped += len(kind.members)
+                    self._without_room[index].add(number)
                     continue
                 room -= len(kind.members)
-                self._saved[index].add(number)
+                self._note_saved(index, number)
                 self._extra.add(boundary)
                 found.append(
                     Storable(index, number, tuple(by_group[group] for group in kind.members))

@@ -204,7 +204,8 @@ class SeveralKindsProgress:
         for one, run, index in self._in_runs(saves, late):
             key, block_hash = self._keys.key(one.kind, one.block), self._keys.hash(*one[:2])
             saves.wait(Late(key, block_hash, one.ids, run, index, one.kind))
-        saves.dropped(self._plan.take_dropped(), "pin_limit")
+        if last:
+            saves.dropped(self._plan.dropped(), "pin_limit")
 
     def _in_runs(
         self, saves: Saves, found: Sequence[Storable]
@@ -224,7 +225,7 @@ class SeveralKindsProgress:
 
     def drop(self, saves: Saves, tables: Tables, tokens: int, reason: str) -> None:
         found, _ = self._plan.finish(tables, tokens, self._keys.usable_units(), 1 << 62)
-        saves.dropped(len(found), reason)
+        saves.dropped(len(found) + self._plan.dropped(), reason)
 
     def handed_tokens(self) -> int:
         return self._plan.saved_tokens()
