@@ -275,9 +275,9 @@ class PegaKindsEngine(KindsEngine):
         super().close()
 
 
-def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
+def plant_failures(engine: PegaKindsEngine, at_once: float, after_copies: float) -> SimpleNamespace:
     """Some loads of the first rank's mover fail from now on: at once, or after their copies, whose
-    bytes are then wrong.
+    bytes are then wrong. Both are probabilities.
     """
     mover = engine.worker._worker.mover
     counted = SimpleNamespace(refused=0, failed=0)
@@ -288,7 +288,7 @@ def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
             return getattr(mover, name)
 
         def load_ranges(self, load: int, token: bytes, ranges: Any, claimed: Any) -> None:
-            if engine.draw.random() < chance / 2:
+            if engine.draw.random() < at_once:
                 counted.refused += 1
                 raise _native.Gone("planted")
             mover.load_ranges(load, token, ranges, claimed)
@@ -299,7 +299,7 @@ def plant_failures(engine: PegaKindsEngine, chance: float) -> SimpleNamespace:
 
         def _spoil(self, done: Any) -> Any:
             ids = blocks.pop(done.id, []) if done.kind == "load" else []
-            if not ids or engine.draw.random() >= chance / 2:
+            if not ids or engine.draw.random() >= after_copies:
                 return done
             counted.failed += 1
             for block in ids:

@@ -396,6 +396,27 @@ def test_after_a_reset_no_older_block_is_found(engine, prompt):
     assert engine.ask("again", tokens).loaded == 144
 
 
+def test_a_load_that_vllm_allocates_after_a_reset_is_computed(engine, prompt):
+    """vLLM 0.33 allocates a deferred load steps after its query."""
+    tokens = prompt(150)
+    engine.ask("cold", tokens)
+    engine.reset_local()
+    original = engine.connector.update_state_after_alloc
+
+    def allocated_late(request, blocks, external_tokens):
+        if external_tokens:
+            engine.connector.reset_cache()
+        original(request, blocks, external_tokens)
+
+    engine.connector.update_state_after_alloc = allocated_late
+    engine.ask("late", tokens)  # its tokens are checked
+    engine.connector.update_state_after_alloc = original
+    assert engine.stats["load_failures{reset}"] == 1
+
+    engine.reset_local()
+    assert engine.ask("again", tokens).loaded > 0, "the connector is switched off"
+
+
 def test_a_reset_during_requests_excludes_their_blocks(plain, prompt):
     tokens = prompt(150)
     plain.add("running", tokens, 60)

@@ -310,6 +310,50 @@ def test_a_failed_load_is_the_requests_and_all_of_it_is_computed(make, cache):
     assert "loaded_blocks" not in engine.stats
 
 
+def a_failed_load_leaves_vllms_own_hit(
+    engine: PegaKindsEngine, fail_all: Callable[[], Any]
+) -> None:
+    """vLLM has 256 tokens itself, and the cache 32 more, whose window begins within them."""
+    prompt = prompt_of(300)
+    engine.ask("whole", prompt)
+    engine.reset_local()
+    engine.ask("head", prompt[:259])
+    fail_all()  # what such a load has written is garbage
+    engine.ask("tail", prompt)
+    engine.run()
+    assert sum(count for name, count in engine.stats.items() if "load_failures" in name) == 1
+
+
+def test_a_failed_load_leaves_vllms_own_hit(make, cache):
+    a_failed_load_leaves_vllms_own_hit(make("gemma3"), lambda: setattr(cache, "failing_loads", 1.0))
+
+
+@pytest.mark.parametrize("reset", ["explicit", "local", "weights"])
+@pytest.mark.parametrize("name", ["gemma3", "two of full"])
+def test_a_load_that_vllm_allocates_after_a_reset_is_computed(make, name, reset):
+    """vLLM 0.33 allocates a deferred load steps after its query."""
+    engine, prompt = make(name), prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.reset_local()
+    connector, original = engine.connector, engine.connector.update_state_after_alloc
+    resets = {
+        "explicit": connector.reset_cache,
+        "local": lambda: engine.side.reset_cache(local=True),
+        "weights": lambda: connector.weights_may_change("update_weights"),
+    }
+
+    def allocated_late(request: Any, blocks: Any, tokens: int) -> None:
+        if tokens:
+            resets[reset]()
+        original(request, blocks, tokens)
+
+    connector.update_state_after_alloc = allocated_late
+    engine.ask("late", prompt, 5)  # the model checks what it reads
+    assert engine.reasons["late"] == "length"
+    assert engine.stats["load_failures{reset}"] == 1
+    assert not any("internal_errors" in name for name in engine.stats), "it is switched off"
+
+
 def test_an_allocation_that_does_not_fit_the_claim_is_refused_and_computed(
     make, cache, monkeypatch
 ):
@@ -504,14 +548,21 @@ MISTAKES = {
 
 @pytest.mark.parametrize("plant", MISTAKES, ids=lambda plant: plant.__name__)
 def test_a_planted_mistake_is_found(cache, plant, monkeypatch):
+    def fail_behind_vllms_own_hit(name: str, engine: PegaKindsEngine) -> None:
+        a_failed_load_leaves_vllms_own_hit(engine, lambda: setattr(cache, "failing_loads", 1.0))
+
     plant(monkeypatch)
     name = MISTAKES[plant]
     with pytest.raises(AssertionError) as found:
-        engine = engine_of(name)
-        try:
-            resend_longer_branch_and_next_turn(name, engine)
-        finally:
-            engine.close()
+        for scenario in (resend_longer_branch_and_next_turn, fail_behind_vllms_own_hit):
+            engine = engine_of(name)
+            try:
+                scenario(name, engine)
+            finally:
+                engine.close()
+            cache.store = None
+            cache.claims.clear()
+        cache.failing_loads = 0.0
         for attempt in range(30):
             cache.store = None
             cache.claims.clear()

@@ -20,6 +20,7 @@ from tests.python.test_connector_kinds import (
     MISTAKES,
     REQUESTS,
     Make,
+    a_failed_load_leaves_vllms_own_hit,
     converse,
     engine_of,
     random_conversations,
@@ -114,7 +115,7 @@ def converse_with_a_server(
     server: PegaServer, name: str, draw: random.Random, requests: int, **more: Any
 ) -> dict[str, float]:
     engine = small_engine(name, draw, address=server.address, **more)
-    counted = plant_failures(engine, 0.2)
+    counted = plant_failures(engine, 0.1, 0.1)
 
     def disturb() -> None:
         if draw.random() < 0.02:
@@ -154,7 +155,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_both(make):
     engine, prompt = make("gemma3", **TWO_RANKS), prompt_of(300)
     engine.ask("cold", prompt)
     engine.reset_local()
-    plant_failures(engine, 2.0)  # each load, at once, on the first rank
+    plant_failures(engine, 1.0, 0.0)
 
     engine.ask("again", prompt, 5)
 
@@ -233,6 +234,19 @@ def swap_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pegaflow.vllm.plans.several_kinds.pair", pair)
 
 
+def fail_behind_vllms_own_hit(name: str, engine: PegaKindsEngine) -> None:
+    a_failed_load_leaves_vllms_own_hit(engine, lambda: plant_failures(engine, 0.0, 1.0))
+
+
+def test_a_failed_load_leaves_vllms_own_hit(served, own_pega):
+    engine = engine_of("gemma3", own_pega.address, extra=own_namespace())
+    try:
+        fail_behind_vllms_own_hit("gemma3", engine)
+        engine.check_at_rest()
+    finally:
+        engine.close()
+
+
 PLANTED = {
     plant: name for plant, name in MISTAKES.items() if plant.__name__ != "swap_the_members"
 } | {swap_the_members: "gemma3"}
@@ -243,11 +257,12 @@ def test_a_planted_mistake_is_found(served, own_pega, plant, monkeypatch):
     plant(monkeypatch)
     name = PLANTED[plant]
     with pytest.raises(AssertionError) as found:
-        engine = engine_of(name, own_pega.address, extra=own_namespace())
-        try:
-            resend_longer_branch_and_next_turn(name, engine)
-        finally:
-            engine.close()
+        for scenario in (resend_longer_branch_and_next_turn, fail_behind_vllms_own_hit):
+            engine = engine_of(name, own_pega.address, extra=own_namespace())
+            try:
+                scenario(name, engine)
+            finally:
+                engine.close()
         for attempt in range(20):
             converse_with_a_server(own_pega, name, random.Random(attempt), 50)
     print(plant.__name__, repr(found.value)[:200])

@@ -102,11 +102,23 @@ class Loads:
             full_stop=stop,
         )
 
-    def refuse(self, state: RequestState, claim: Claim, start: int, stop: int, why: str) -> Load:
-        """A load that vLLM waits for and that cannot be begun: a worker reports it as failed."""
-        load = self._begin(
-            state, claim, start, state.chain.keys(start, stop), blocks=[], bytes=0, pages=0
-        )
+    def refuse(
+        self,
+        state: RequestState,
+        claim: Claim | None,
+        start: int,
+        stop: int,
+        why: str,
+        blocks: Sequence[int] = (),
+    ) -> Load:
+        """A load that vLLM waits for and that cannot be begun: a worker reports it as failed.
+
+        ``blocks``: vLLM's, if it has one kind. ``claim``: None, if it has ended.
+        """
+        if claim is None:
+            claim = Claim(start, ticket=None, asked_at=self._clock())
+        keys = state.chain.keys(start, stop)
+        load = self._begin(state, claim, start, keys, blocks=list(blocks), bytes=0, pages=0)
         load.refused = why
         load.cancelled = True  # no worker has it
         return load

@@ -111,6 +111,7 @@ class RequestState:
     lookup: int | None = None  #: Ticket of the question asked at arrival.
     lookup_at: float = 0.0
     claim: Claim | None = None
+    offer_dropped: bool = False  #: A reset dropped the claim of an offer that vLLM may still take.
     local_tokens: int = 0  #: Those that vLLM's own cache had at vLLM's last query.
     #: The number of leading tokens that have draft KV, if vLLM left it out from there on.
     drafted_tokens: int = 1 << 62

@@ -168,6 +168,7 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         state = self._state(request)
+        state.offer_dropped = False
         if state.generation != self._generation:
             # vLLM asks only for a request that starts over, so all its KV belongs to this time.
             state.generation = self._generation
@@ -219,7 +220,12 @@ class SchedulerSide:
         if state.load is not None:
             return  # repeated for the same admission
         claim, state.claim = state.claim, None
-        self.rules.begin_load(self.loads, state, claim, tables, tokens)
+        if claim is None and state.offer_dropped:
+            # vLLM may allocate steps after its query.
+            self.rules.refuse_load(self.loads, state, tables, tokens, "reset")
+        else:
+            self.rules.begin_load(self.loads, state, claim, tables, tokens)
+        state.offer_dropped = False
 
     def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
         """The numbers of tokens that a request loads from the pool and from other nodes."""
@@ -245,7 +251,7 @@ class SchedulerSide:
         self._waits.drop(state)
         if state.load is not None:
             # vLLM keeps its blocks until the workers report.
-            self._session.unclaim(state.load.token)
+            self._unclaim(state.load)
             self.loads.abort(state.load)
         elif self.saves is not None and state.generation == self._generation:
             tokens = min(self._written_tokens(request), state.drafted_tokens)
@@ -257,6 +263,10 @@ class SchedulerSide:
             else:
                 state.progress.drop(self.saves, tables, tokens, "no_server")
         return None
+
+    def _unclaim(self, load: Load) -> None:
+        if load.token:  # else it was refused without a claim
+            self._session.unclaim(load.token)
 
     def _hand_over(self, state: RequestState) -> dict[str, Any] | None:
         if not is_asked_for(state.request) or self._view.is_private:
@@ -412,7 +422,7 @@ class SchedulerSide:
             self.saves.report(report.saves)
         for load in self.loads.report(report.loads):
             if not load.aborted:  # then its claim has ended already
-                self._session.unclaim(load.token)
+                self._unclaim(load)
             if (outcome := report.loads.get(load.id)) and outcome.first_failed is not None:
                 log.log(
                     logging.DEBUG if outcome.cut else logging.WARNING,
@@ -516,6 +526,7 @@ class SchedulerSide:
             self.saves.drop_unsent("reset")
         self.loads.discard_all()
         for state in self._states.values():
+            state.offer_dropped = state.offer_dropped or state.claim is not None
             self._lookups.drop(state)
             self._waits.drop(state)
         if self.events is not None:

@@ -91,6 +91,11 @@ class BlockRules(Protocol):
     ) -> None:
         """Takes over a claim: vLLM has allocated blocks for ``tokens`` behind its own hit."""
 
+    def refuse_load(
+        self, loads: Loads, state: RequestState, tables: Tables, tokens: int, why: str
+    ) -> None:
+        """The same without a claim: vLLM is told that the load has failed."""
+
 
 class Progress(Protocol):
     """Which blocks of one request the cache has or was given. Bound to the scheduler's thread."""

@@ -109,6 +109,14 @@ class OneKind:
             raise AssertionError(f"{tokens} tokens were never offered to {state.request_id}")
         loads.begin(state, claim, start, table[start:stop])
 
+    def refuse_load(
+        self, loads: Loads, state: RequestState, tables: Tables, tokens: int, why: str
+    ) -> None:
+        (table,) = tables
+        start = state.local_tokens // self.unit_tokens
+        stop = start - (-tokens // self.unit_tokens)
+        loads.refuse(state, None, start, stop, why, table[start:stop])
+
 
 class OneKindProgress:
     """A Progress that is a single number."""

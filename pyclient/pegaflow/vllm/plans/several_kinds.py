@@ -137,6 +137,13 @@ class SeveralKinds:
             size = self._bytes([ClaimedRange(*one[:3]) for one in ranges])
             loads.begin_ranges(state, claim, start, stop, ranges, size)
 
+    def refuse_load(
+        self, loads: Loads, state: RequestState, tables: Tables, tokens: int, why: str
+    ) -> None:
+        start = state.local_tokens // self.unit_tokens
+        stop = (state.local_tokens + tokens) // self.unit_tokens
+        loads.refuse(state, None, start, stop, why)
+
     def _bytes(self, ranges: Sequence[ClaimedRange]) -> int:
         return sum(one.count * self._kind_bytes[one.kind] for one in ranges)
 
