@@ -46,6 +46,14 @@ def answer(prompt: list[int], count: int, seed: int = 0) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def _words(view: torch.Tensor) -> Any:
+    """The memory of a layer in words of 8 bytes, or of 4 where a token's bytes are no multiple."""
+    # NumPy has no bfloat16; any type of two bytes will do.
+    array = view.view(torch.int16 if view.dtype == torch.bfloat16 else view.dtype).numpy()
+    wide = array.shape[-1] * array.itemsize % 8 == 0
+    return array.view(np.uint64 if wide else np.uint32)
+
+
 @dataclasses.dataclass
 class _Row:
     """A worker's state of a request."""
@@ -71,28 +79,25 @@ class FakeModel:
         (group,) = kv_cache_config.kv_cache_groups
         self.spec = group.kv_cache_spec
         self.block_size = self.spec.block_size
+        # Layers of one group may differ in their bytes.
+        by_layer = getattr(self.spec, "kv_cache_specs", None)
         layout = KVCacheLayout[kv_cache_config.kv_cache_layout]
         self.tensors: dict[str, torch.Tensor] = {}
-        for tensor in kv_cache_config.kv_cache_tensors:
-            raw = torch.zeros(tensor.size, dtype=torch.int8)
-            views = create_kv_cache_views(
-                raw, self.spec, kv_cache_config.num_blocks, layout, tensor
-            )
+        # One allocation, as in vLLM.
+        places = kv_cache_config.kv_cache_tensors
+        raw = torch.zeros(max(place.size for place in places), dtype=torch.int8)
+        for tensor in places:
+            spec = by_layer[tensor.layers[0]] if by_layer else self.spec
+            views = create_kv_cache_views(raw, spec, kv_cache_config.num_blocks, layout, tensor)
             self.tensors |= dict(zip(tensor.layers, views, strict=True))
-        # NumPy has no bfloat16; any type of two bytes will do.
-        self.arrays = [
-            view.view(torch.int16 if view.dtype == torch.bfloat16 else view.dtype)
-            .numpy()
-            .view(np.uint64)
-            for view in self.tensors.values()
-        ]
+        self.arrays = [_words(view) for view in self.tensors.values()]
         self._rows: dict[str, _Row] = {}
         self.checked_tokens = 0
 
     def poison(self, blocks: list[int]) -> None:
         """vLLM zeroes blocks that it allocates; this is a zero that differs from any KV."""
         for array in self.arrays:
-            array[blocks] = 0xDDDDDDDDDDDDDDDD
+            array[blocks] = 0xDDDDDDDDDDDDDDDD & np.iinfo(array.dtype).max
 
     def add(self, request_id: str, seed: int, tokens: list[int], blocks: list[int]) -> None:
         row = _Row(seed, list(tokens), [], list(blocks))
@@ -151,6 +156,8 @@ class FakeModel:
             # Each head and each part of the content has a number of its own.
             salt = np.arange(heads * content, dtype=np.uint64).reshape(heads, content)
             expected = values[:, None, None] + salt + np.uint64(layer << 32) + self._content
+            if array.dtype == np.uint32:
+                expected = (expected ^ (expected >> np.uint64(32))).astype(np.uint32)
             if write:
                 array[blocks, :, offsets, :] = expected
                 continue

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.utils import get_pp_indices
@@ -34,7 +35,12 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SparseCacheRole,
+    get_kv_quant_mode,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -137,14 +143,28 @@ def kv_cache_config(config: VllmConfig, blocks: int, specs: dict[str, Any] | Non
     return made
 
 
-def kv_cache_configs(config: VllmConfig, blocks: int, mla: bool = False) -> list[Any]:
+def kv_cache_configs(
+    config: VllmConfig, blocks: int, mla: bool = False, indexer: bool = False
+) -> list[Any]:
     """The same for each rank."""
-    ranks = range(config.parallel_config.world_size)
-    return _kv_cache_configs(config, blocks, [rank_specs(config, rank, mla) for rank in ranks])
+    specs = [
+        rank_specs(config, rank, mla or indexer, indexer)
+        for rank in range(config.parallel_config.world_size)
+    ]
+    return _kv_cache_configs(config, blocks, specs)
 
 
-def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, Any]:
-    """The KV specs of the layers of one rank: those of its stage, with its share of heads."""
+#: Bytes of a token in the layers of DeepSeek V3.2: the latent with its scales, and its index key.
+LATENT_BYTES, INDEX_BYTES = 656, 132
+
+
+def rank_specs(
+    config: VllmConfig, rank: int, mla: bool = False, indexer: bool = False
+) -> dict[str, Any]:
+    """The KV specs of the layers of one rank: those of its stage, with its share of heads.
+
+    ``indexer``: each layer has two caches of different sizes, as in DeepSeek V3.2.
+    """
     parallel, model = config.parallel_config, config.model_config.hf_config
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     common = {
@@ -158,7 +178,23 @@ def rank_specs(config: VllmConfig, rank: int, mla: bool = False) -> dict[str, An
         else FullAttentionSpec(num_kv_heads=max(1, model.num_key_value_heads // tensor), **common)
     )
     first, end = get_pp_indices(model.num_hidden_layers, rank // tensor, stages)
-    return {f"model.layers.{i}.self_attn.attn": spec for i in range(first, end)}
+    if not indexer:
+        return {f"model.layers.{i}.self_attn.attn": spec for i in range(first, end)}
+    packed = {"dtype": torch.uint8, "num_kv_heads": 1, "max_tp_shards": 1, "block_size": BLOCK}
+    latent = MLAAttentionSpec(
+        head_size=576,
+        cache_dtype_str="fp8_ds_mla",
+        kv_quant_mode=get_kv_quant_mode("fp8_ds_mla"),
+        state_content_bytes=LATENT_BYTES,
+        is_index_group_leader=True,
+        **packed,
+    )
+    index = MLAAttentionSpec(head_size=INDEX_BYTES, cache_role=SparseCacheRole.INDEXER, **packed)
+    return {
+        f"model.layers.{i}.self_attn.{name}": one
+        for i in range(first, end)
+        for name, one in (("attn", latent), ("indexer.k_cache", index))
+    }
 
 
 def content_of(config: VllmConfig, rank: int, mla: bool = False) -> int:
@@ -241,6 +277,7 @@ class Engine:
         patient: bool = True,
         process: bool = False,
         mla: bool = False,
+        indexer: bool = False,
         model_class: type[FakeModel] = FakeModel,
         **changes: Any,
     ) -> None:
@@ -249,7 +286,8 @@ class Engine:
         if asynchronous:
             self.config.scheduler_config.async_scheduling = True  # vLLM disables it on a CPU
         parallel = self.config.parallel_config
-        worker_configs = kv_cache_configs(self.config, blocks, mla)
+        mla = mla or indexer
+        worker_configs = kv_cache_configs(self.config, blocks, mla, indexer)
         # vLLM makes the workers' connectors first.
         self.ranks: list[Rank | RankProcess] = []
         for number, worker_config in enumerate(worker_configs):
