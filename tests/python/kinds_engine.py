@@ -56,6 +56,7 @@ from pegaflow.vllm.plans.load_plan import (
 from pegaflow.vllm.plans.save_plan import SavePlan, SaveRules, Storable
 from tests.python.fake_model import chain, next_token
 from tests.python.harness import vllm_config
+from tests.python.kinds_inputs import PLAIN, Inputs
 
 HEADS = {"num_kv_heads": 2, "head_size": 16, "dtype": torch.float32}
 
@@ -362,6 +363,7 @@ class KindsEngine:
         self.memory: dict[int, tuple[int, dict[int, int]]] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self.answers: dict[str, list[int]] = {}
+        self.inputs: dict[str, Inputs] = {}
         self.depth = 2 if asynchronous else 1
         self._queue: collections.deque[Any] = collections.deque()
         self.fail_loads = 0.0
@@ -384,18 +386,36 @@ class KindsEngine:
     # ---- requests
 
     def request(
-        self, request_id: str, prompt: Sequence[int], tokens: int, params: Any = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        tokens: int,
+        params: Any = None,
+        inputs: Inputs = PLAIN,
     ) -> Request:
         extra = {"kv_transfer_params": params} if params is not None else None
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, extra_args=extra)
-        return Request(request_id, list(prompt), sampling, None, block_hasher=self.hasher)
+        return Request(
+            request_id,
+            list(prompt),
+            sampling,
+            None,
+            block_hasher=self.hasher,
+            **inputs.of_request(),
+        )
 
     def add(
-        self, request_id: str, prompt: Sequence[int], tokens: int = 4, params: Any = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        tokens: int = 4,
+        params: Any = None,
+        inputs: Inputs = PLAIN,
     ) -> None:
         """``params``: the request's kv_transfer_params."""
-        request = self.request(request_id, prompt, tokens, params)
+        request = self.request(request_id, prompt, tokens, params, inputs)
         self.answers[request_id] = list(prompt)
+        self.inputs[request_id] = inputs
         self.scheduler.add_request(request)
 
     def ask(self, request_id: str, prompt: Sequence[int], tokens: int = 4) -> tuple[int, int]:
@@ -555,11 +575,12 @@ class KindsEngine:
             # step in flight are known.
             end = request.num_computed_tokens
             start = end - scheduled
-            tokens = list(request.all_token_ids)
-            values = chain(0, tokens)
+            inputs = self.inputs[request_id]
+            seed, tokens = inputs.seed, inputs.seen(request.all_token_ids)
+            values = chain(seed, tokens)
             while len(tokens) < end:
                 tokens.append(next_token(values[-1]))
-                values += chain(0, tokens, len(tokens) - 1, values[-1])
+                values += chain(seed, tokens, len(tokens) - 1, values[-1])
             for group, table in enumerate(tables):
                 self._read(request_id, group, table, start, values)
                 self._compute(group, table, start, end, values)

@@ -22,8 +22,10 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from pegaflow import _native
 from pegaflow.engine.kinds import KindRule
 from pegaflow.vllm.events import READ_INTERVAL_S
+from tests.python.fake_model import answer
 from tests.python.harness import ALWAYS, BY_KIND, PATIENT
 from tests.python.kinds_engine import KindsEngine, WrongBlock
+from tests.python.kinds_inputs import PLAIN, Inputs
 
 _MASK = (1 << 64) - 1
 
@@ -240,10 +242,29 @@ class PegaKindsEngine(KindsEngine):
                 for one in {key, name} if name in BY_KIND else {key}:
                     self.stats[one] = self.stats.get(one, 0) + amount
 
-    def ask(self, request_id: str, prompt: Sequence[int], tokens: int = 4) -> tuple[int, int]:
-        self.add(request_id, prompt, tokens)
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        tokens: int = 4,
+        params: Any = None,
+        inputs: Inputs = PLAIN,
+    ) -> None:
+        if inputs.lora is not None:
+            self.side._adapters.wait(inputs.lora, 30)
+        super().add(request_id, prompt, tokens, params, inputs)
+
+    def ask(
+        self, request_id: str, prompt: Sequence[int], tokens: int = 4, inputs: Inputs = PLAIN
+    ) -> tuple[int, int]:
+        self.add(request_id, prompt, tokens, inputs=inputs)
         self.run()
         return self.hits[request_id]
+
+    def check_answer(self, request_id: str, prompt: Sequence[int]) -> None:
+        """Compares a finished request's answer with that of an engine without a cache."""
+        inputs, given = self.inputs[request_id], self.answers[request_id][len(prompt) :]
+        assert given == answer(inputs.seen(prompt), len(given), inputs.seed), request_id
 
     def poke(self) -> None:
         """A step for the connector's own work, at least one reading of the journal later."""
