@@ -480,7 +480,7 @@ def test_cache_groups(configs, groups, words):
         (lambda c: setattr(c.model_config, "enable_sleep_mode", True), "sleep mode"),
         (
             lambda c: setattr(c.cache_config, "calculate_kv_scales", True),
-            "scales that each process",
+            "with --calculate-kv-scales each process calculates",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from pegaflow.engine.config import (
 )
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, geometry
-from pegaflow.vllm import adapters, drafts, namespace, ranks, weights
+from pegaflow.vllm import adapters, drafts, kv_scales, namespace, ranks, weights
 from pegaflow.vllm.kinds import read_kinds
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.plans import BlockRules
@@ -309,8 +309,9 @@ def _factors(
     except weights.UnknownWeights as error:
         raise Unservable(str(error), "weights") from None
     processor = weights.processor_id(vllm_config, instance)
+    scales = kv_scales.factor(vllm_config, places)
     if kinds is not None:
-        return namespace.factors_of_kinds(
+        listed = namespace.factors_of_kinds(
             vllm_config,
             kv_cache_config,
             kinds,
@@ -319,8 +320,9 @@ def _factors(
             processor=processor,
             instance=instance,
         )
+        return listed + scales
     (where,) = places
-    return namespace.factors(
+    listed = namespace.factors(
         vllm_config,
         kv_cache_config,
         weights=weights_id,
@@ -331,6 +333,7 @@ def _factors(
         layers=where.layers,
         arrangements=where.arrangements,
     )
+    return listed + scales
 
 
 def _mover_kinds(kinds: BlockKinds, places: Sequence[Geometry]) -> list[Any]:

@@ -73,7 +73,11 @@ def _model(vllm_config: Any) -> str:
     if getattr(model, "enable_sleep_mode", False):
         return "sleep mode frees the KV cache's memory while it is in use; it is not supported yet"
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        return "KV scales that each process calculates for itself make its blocks private"
+        return (
+            "with --calculate-kv-scales each process calculates KV scales from its first request, "
+            "so its blocks mean nothing to another; remove the option, and use a checkpoint that "
+            "has k_scale and v_scale"
+        )
     return ""
 
 
