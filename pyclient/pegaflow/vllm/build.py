@@ -256,6 +256,8 @@ def _make_mover(
         if kinds is not None
         else [read_geometry(kv_cache_config, kv_caches)]
     )
+    # Before the factors, which need a layer of each kind.
+    of_kinds = _mover_kinds(kinds, places) if kinds is not None else []
     device = _make_device(places[0], settings)
     factors = _factors(vllm_config, kv_cache_config, settings, kinds, places)
     place = ranks.place(vllm_config, kv_cache_config)
@@ -282,7 +284,7 @@ def _make_mover(
             path,
             instance,
             device,
-            _mover_kinds(kinds, places),
+            of_kinds,
             kinds.unit_tokens,
             kinds.alignment_tokens,
             factors,

@@ -197,6 +197,7 @@ class SeveralKindsProgress:
         if not tables:
             return  # vLLM has no blocks of it
         usable = self._keys.usable_units()
+        offers = self._checked(saves, offers, usable)
         late: list[Storable] = []
         if last:
             found, late = self._plan.finish(tables, tokens, usable, saves.room)
@@ -213,6 +214,23 @@ class SeveralKindsProgress:
             saves.wait(Late(key, block_hash, one.ids, run, index, one.kind))
         if last:
             saves.dropped(self._plan.dropped(), "pin_limit")
+
+    def _checked(self, saves: Saves, offers: Offers, usable: int) -> Offers:
+        """The offers of states whose blocks have vLLM's hash of the boundary.
+
+        vLLM takes the hash of a block away when it gives the block to another request. Such a block
+        would be saved under the name of this one.
+        """
+        kept = []
+        for group, block_id, boundary in offers:
+            unit, rest = divmod(boundary, self._unit_tokens)
+            if rest or not 0 < unit <= usable:
+                continue  # it has no name
+            if saves.blocks.hold((block_id,), self._keys.chain.hash(unit - 1)):
+                kept.append((group, block_id, boundary))
+            else:
+                saves.dropped(1, "offer")
+        return kept
 
     def _in_runs(
         self, saves: Saves, found: Sequence[Storable]
