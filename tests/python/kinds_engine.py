@@ -36,6 +36,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -100,6 +101,17 @@ SHAPES: dict[str, list[Any]] = {
     "retained tokens": [
         full(16),
         SlidingWindowSpec(block_size=16, sliding_window=33, extra_retained_tokens=3, **HEADS),
+    ],
+    # Heads of other sizes: pages are as large with another number of tokens.
+    "gemma4": [
+        window(16, 64),
+        window(16, 64),
+        FullAttentionSpec(32, num_kv_heads=1, head_size=16, dtype=torch.float32),
+    ],
+    "kimi-k3": [
+        state(64),
+        state(64),
+        MLAAttentionSpec(64, num_kv_heads=1, head_size=16, dtype=torch.float32),
     ],
     "two of full": [
         full(16),

@@ -35,7 +35,7 @@ def random_specs(rand: random.Random) -> dict[str, Any]:
     common = {"block_size": 16, "num_kv_heads": 2, "head_size": 16}
     full = FullAttentionSpec(**common, dtype=torch.bfloat16)
     fp8 = FullAttentionSpec(**common, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)
-    kind = rand.choice(["plain", "skip", "heads", "window", "mla", "alternating"])
+    kind = rand.choice(["plain", "skip", "heads", "window", "mla", "index", "alternating"])
     if kind == "plain":
         specs = [rand.choice([full, fp8])] * count
     elif kind == "skip":  # --kv-cache-dtype-skip-layers
@@ -51,6 +51,9 @@ def random_specs(rand: random.Random) -> dict[str, Any]:
         latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
         index = dataclasses.replace(latent, head_size=32, dtype=torch.uint8)
         specs = [rand.choice([latent, index]) for _ in range(count)]
+    elif kind == "index":  # keys, values and index keys, as in MiniMax M3
+        index = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+        specs = [rand.choice([full, index]) for _ in range(count)]
     else:
         # Pages of one size with different bytes.
         other = dataclasses.replace(full, num_kv_heads=1, head_size=32)

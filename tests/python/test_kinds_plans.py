@@ -555,7 +555,7 @@ def test_kinds_are_served_if_they_were_verified_or_the_operator_says_so(served, 
     monkeypatch.setitem(support.VERIFIED, "cpu", frozenset())
     reason = support.unsupported(plain, kv_config)
     assert "not verified" in reason and "pegaflow.untested=true" in reason
-    could_be_one = "state" not in name and name not in ("mistral-window", "qwen3-next")
+    could_be_one = name != "mistral-window" and not kv_config.has_mamba_layers
     assert ("--disable-hybrid-kv-cache-manager" in reason) == could_be_one
     labels = tuple(sorted({kind.rule.label for kind in kinds_of(SHAPES[name]).kinds}))
     monkeypatch.setitem(support.VERIFIED, "cpu", frozenset({labels}))
