@@ -17,6 +17,8 @@ import pytest
 
 from pegaflow.cli import server_view, top
 from tests.python.harness import Engine
+from tests.python.test_connector_kinds import engine_of
+from tests.python.test_kinds_expectations import prompt_of
 
 TOP = [sys.executable, "-m", "pegaflow", "top"]
 DEADLINE_S = 60
@@ -108,6 +110,41 @@ def test_one_view_as_text(own_pega, prompt):
     assert "ceiling" in done.stdout
     assert "64 MiB" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_blocks_and_bytes_are_shown_by_kind(own_pega):
+    engine = engine_of("gemma3", own_pega.address, extra={"pegaflow.untested": True})
+    try:
+        engine.ask("cold", prompt_of(300))
+        engine.reset_local()
+        assert engine.ask("again", prompt_of(300)) == (0, 288)
+        engine.run()
+        saved = engine.saved()
+    finally:
+        engine.close()
+
+    done = run_top("--once", "--json", "--http-addr", own_pega.http)
+    kinds = json.loads(done.stdout)["kinds"]
+    # Of 19 blocks of the prompt 18 are loaded, and the last 4 of a window of 64 tokens.
+    assert saved == {kind: kinds[kind]["saved_blocks"] for kind in saved}
+    assert kinds["full"]["loaded_blocks"] == 18
+    assert kinds["window"]["loaded_blocks"] == 4
+    for row in kinds.values():
+        assert (row["saved_bytes"] > 0) == (row["saved_blocks"] > 0)
+    window = kinds["window"]
+    page = window["saved_bytes"] / window["saved_blocks"]
+    assert window["loaded_bytes"] == 4 * page
+
+    text = run_top("--once", "--http-addr", own_pega.http).stdout
+    assert "  full     loaded 18 in all blocks" in text
+    assert "  window   loaded 4 in all blocks" in text
+    assert "state" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_one_kind_of_full_attention_has_no_lines_by_kind(own_pega, prompt):
+    load(own_pega, prompt(300))
+    assert "  full" not in run_top("--once", "--http-addr", own_pega.http).stdout
 
 
 def test_a_server_without_requests(own_pega):

@@ -19,7 +19,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from pegaflow.cli import server_view
@@ -174,6 +174,36 @@ class View:
             "not_saved_no_room": self._moved("save_skipped_blocks_total", reason="no_room"),
         }
 
+    def _kinds(self) -> dict[str, dict[str, float]]:
+        """Blocks and bytes by kind of layers; empty if the server is too old to count them."""
+        return {
+            kind: {
+                f"{what}_{unit}": self._moved(f"kind_{what}_{unit}_total", kind=kind)
+                for what in ("loaded", "saved")
+                for unit in ("blocks", "bytes")
+            }
+            for kind in self.samples.by_label("pegaflow_kind_saved_blocks_total", "kind")
+        }
+
+    def _kind_lines(
+        self,
+        kinds: dict[str, dict[str, float]],
+        count: Callable[[float], str],
+        size: Callable[[float], str],
+    ) -> list[str]:
+        """A line for each kind that engines have saved; none if that was full attention only."""
+        saved = self.samples.by_label("pegaflow_kind_saved_blocks_total", "kind")
+        shown = [kind for kind, blocks in saved.items() if blocks]
+        if shown == ["full"]:
+            return []
+        return [
+            f"  {kind:<8} loaded {count(row['loaded_blocks'])} blocks, "
+            f"{size(row['loaded_bytes'])}; saved {count(row['saved_blocks'])}, "
+            f"{size(row['saved_bytes'])}"
+            for kind, row in kinds.items()
+            if kind in shown
+        ]
+
     def _windows(self) -> dict[str, dict[str, float]]:
         return {
             window: {
@@ -210,6 +240,7 @@ class View:
                 "loaded": self._moved("load_bytes_total"),
                 "saved": self._moved("save_bytes_total"),
             },
+            "kinds": self._kinds(),
             "pool": {
                 "bytes": self._get("pool_capacity_bytes"),
                 "used_bytes": self._get("pool_used_bytes"),
@@ -263,6 +294,7 @@ class View:
             f"loaded     {size(now['bytes']['loaded'])}",
             f"saved      {size(now['bytes']['saved'])}, {count(blocks['saved'])} blocks; "
             f"{count(blocks['evicted'])} evicted, {count(blocks['not_saved_no_room'])} had no room",
+            *self._kind_lines(now["kinds"], count, size),
             f"pool       {format_bytes(pool['used_bytes'])} of {format_bytes(pool['bytes'])} "
             f"({used:.0%}), {pool['resident_blocks']:,.0f} blocks, "
             f"{pool['held_blocks']:,.0f} held, "
