@@ -438,6 +438,31 @@ def test_an_instance_without_the_cache_is_advice(state):
     assert found.fix
 
 
+def test_an_instance_shows_its_kinds_of_blocks():
+    engine = {
+        "instance": "e",
+        "state": "connected",
+        "namespace": "n",
+        "build": "pegaflow 1",
+        "factors": [{"name": "a", "value": "b"}],
+    }
+    kinds = [
+        {"kind": "full", "block_tokens": 16},
+        {"kind": "window", "block_tokens": 16, "tokens": 127},
+        {"kind": "chunk", "block_tokens": 16, "tokens": 64},
+        {"kind": "state", "block_tokens": 256},
+    ]
+    (found,) = server_view.check_instances([engine | {"kinds": kinds}])
+    assert found == Finding(
+        "instance",
+        OK,
+        "e: connected, namespace n, pegaflow 1, kinds: full in blocks of 16, window of 128 in "
+        "blocks of 16, chunk of 64 in blocks of 16, state in blocks of 256",
+    )
+    (plain,) = server_view.check_instances([engine])
+    assert plain.detail == "e: connected, namespace n, pegaflow 1"
+
+
 # ---- findings
 
 

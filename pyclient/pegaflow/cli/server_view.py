@@ -335,6 +335,7 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
         yield from check_devices(engine)
         name, state = engine["instance"], engine.get("state", "")
         detail = f"{name}: {state}, namespace {engine['namespace']}, {engine.get('build', '')}"
+        detail += _kinds(engine)
         if state == "disconnected":
             yield Finding(
                 "instance",
@@ -376,6 +377,17 @@ def check_instances(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
                 "run pegaflow weights-id MODEL on this machine, then restart the engine",
             )
     yield from _differences(engines)
+
+
+def _kinds(engine: Mapping[str, Any]) -> str:
+    """The kinds of blocks of a model that has others than one of full attention."""
+    texts = []
+    for kind in engine.get("kinds", ()):
+        # Of a window these are the tokens before the current one.
+        reach = kind.get("tokens", 0) + (kind["kind"] == "window")
+        size = f" of {reach}" if reach else ""
+        texts.append(f"{kind['kind']}{size} in blocks of {kind['block_tokens']}")
+    return f", kinds: {', '.join(texts)}" if texts else ""
 
 
 def _differences(engines: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
