@@ -38,6 +38,7 @@ from pegaflow.vllm.plans.save_plan import SavePlan
 from tests.python.harness import ALWAYS, PATIENT
 from tests.python.kinds_engine import KindsConnector, Load, Save, Store
 from tests.python.test_connector_faults import wait_for_zero
+from tests.support import granite_on_cpu
 from tests.support.vllm_server import PegaServer
 
 BLOCK = 32
@@ -294,28 +295,11 @@ def save_windows_a_block_too_late() -> None:
     SavePlan._ids = ids
 
 
-def patch_granite() -> None:
-    """vLLM's scan on a CPU returns no states inside of a chunk, and so cannot keep them there."""
-    import dataclasses
-
-    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-
-    original = MambaMixer2.get_kv_cache_spec
-
-    def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
-        spec = original(self, vllm_config)
-        return dataclasses.replace(
-            spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None
-        )
-
-    MambaMixer2.get_kv_cache_spec = get_kv_cache_spec
-
-
 def main(model: str, dtype: str, mode: str, *requests: str) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
-    patch_granite()
+    granite_on_cpu.patch()
     more: dict[str, Any] = {}
     if dtype == "float32" and "granite" not in model:
         more["block_size"] = BLOCK
