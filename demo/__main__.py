@@ -25,6 +25,7 @@ from types import FrameType
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
 from demo.claims.engine_killed import kill_engine
+from demo.claims.kinds import run_kinds
 from demo.claims.nodes import run_nodes
 from demo.claims.prefill_decode import run_split
 from demo.claims.rank_killed import kill_rank
@@ -33,18 +34,20 @@ from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.client import RequestFailed
+from demo.kinds_stage import KindsStage
 from demo.nodes_stage import NAMES, NodesStage
 from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.stage import Late, Stage
+from demo.subjects import DRAFTS, MODELS
 from tests.support.network import Network, NoNetwork
 from tests.support.vllm_server import REPOSITORY, ChildFailed
 
 EXIT_CLAIM_FAILED = 1
 EXIT_SETUP_FAILED = 2
 
-AnyStage = Stage | PdStage | NodesStage
+AnyStage = Stage | PdStage | NodesStage | KindsStage
 
 
 def main(argv: list[str]) -> int:
@@ -71,6 +74,8 @@ def main(argv: list[str]) -> int:
                 claims = _run(stage, options.prove)
             elif isinstance(stage, PdStage):
                 claims = _run_one_by_one(stage, run_split(stage))
+            elif isinstance(stage, KindsStage):
+                claims = _run_one_by_one(stage, run_kinds(stage))
             else:
                 claims = _run_one_by_one(stage, run_nodes(stage))
         except (KeyboardInterrupt, SystemExit):
@@ -111,6 +116,18 @@ def _parser() -> argparse.ArgumentParser:
         "(needs the build with test hooks, build/hooks)",
     )
     parser.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="DIR",
+        help="Meson build directory (default: build/release, with --prove build/hooks)",
+    )
+    _add_setups(parser)
+    return parser
+
+
+def _add_setups(parser: argparse.ArgumentParser) -> None:
+    """The options that choose other engines and claims."""
+    parser.add_argument(
         "--tp",
         type=int,
         default=1,
@@ -135,12 +152,17 @@ def _parser() -> argparse.ArgumentParser:
         "and the network drops all packets of one",
     )
     parser.add_argument(
-        "--build-dir",
-        type=Path,
-        metavar="DIR",
-        help="Meson build directory (default: build/release, with --prove build/hooks)",
+        "--model",
+        choices=MODELS,
+        help="a model with sliding windows or recurrent states, of random weights: the blocks of\n"
+        "each kind are counted; also after the engine, and the server, were killed",
     )
-    return parser
+    parser.add_argument(
+        "--draft",
+        choices=DRAFTS,
+        help="the same for a model with speculative decoding; after a load as many drafts are\n"
+        "accepted as before",
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -152,6 +174,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--nodes cannot be combined with --prove or --tp")
     if options.nodes and options.pd != (options.nodes == 2):
         parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
+    if options.model and options.draft:
+        parser.error("--model and --draft are two runs: drafts beside several kinds are not served")
+    if (options.model or options.draft) and (
+        options.pd or options.nodes or options.prove or options.tp != 1
+    ):
+        name = "--model" if options.model else "--draft"
+        parser.error(f"{name} cannot be combined with --pd, --nodes, --prove or --tp")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -176,6 +205,9 @@ def _set_up(
     try:
         if options.pd:
             stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
+        elif options.model or options.draft:
+            subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
+            stage = KindsStage(build, logs, sockets, seed, subject)
         elif options.nodes:
             network = networks.enter_context(Network(NAMES))
             stage = NodesStage(build, logs, sockets, seed, network)
@@ -195,16 +227,21 @@ def _set_up(
             "python": platform.python_version(),
         },
         "machine": {"cpus": os.cpu_count(), "load_average": os.getloadavg()},
-        "model": stage.shape.directory().name,
-        "tp": tp,
-        "block_tokens": BLOCK_TOKENS,
-        "block_bytes": stage.page_bytes,
     }
-    stage.progress.say(
-        f"vLLM {stage.figures['versions']['vllm']}, {version}; model "
-        f"{stage.shape.directory().name}, tensor parallel {tp}, blocks of "
-        f"{BLOCK_TOKENS} tokens ({stage.page_bytes / (1 << 20):.1f} MiB)"
-    )
+    if isinstance(stage, KindsStage):
+        model = stage.describe()
+    else:
+        stage.figures |= {
+            "model": stage.shape.directory().name,
+            "tp": tp,
+            "block_tokens": BLOCK_TOKENS,
+            "block_bytes": stage.page_bytes,
+        }
+        model = (
+            f"model {stage.shape.directory().name}, tensor parallel {tp}, blocks of "
+            f"{BLOCK_TOKENS} tokens ({stage.page_bytes / (1 << 20):.1f} MiB)"
+        )
+    stage.progress.say(f"vLLM {stage.figures['versions']['vllm']}, {version}; {model}")
     return stage
 
 
@@ -248,8 +285,10 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
     return claims
 
 
-def _run_one_by_one(stage: PdStage | NodesStage, parts: Iterator[Claim]) -> list[Claim]:
-    """The claims of --pd or --nodes, in order."""
+def _run_one_by_one(
+    stage: PdStage | NodesStage | KindsStage, parts: Iterator[Claim]
+) -> list[Claim]:
+    """The claims of --pd, --nodes, --model or --draft, in order."""
     claims: list[Claim] = []
     try:
         for claim in parts:
@@ -272,7 +311,7 @@ def _print_end(stage: AnyStage, claims: list[Claim]) -> None:
     held = sum(claim.held for claim in claims)
     seed, seconds = stage.figures["seed"], stage.figures["seconds"]
     print(f"\n  {held} of {len(claims)} claims held, {seconds:.0f} s, seed {seed}")
-    if not isinstance(stage, PdStage) and stage.asked_again:
+    if isinstance(stage, Stage | NodesStage) and stage.asked_again:
         print(
             f"  {stage.asked_again} times a request missed a deadline, as happens on "
             "a busy machine, and was repeated"

@@ -6,7 +6,7 @@ import dataclasses
 import http.client
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.support.vllm_server import MODEL_NAME
@@ -26,6 +26,19 @@ class Answer:
     #: Seconds from sending the request to the first event that carries a token.
     ttft_s: float
     total_s: float
+    #: The same of each token, and of the most probable ones at its place if these were requested.
+    logprobs: tuple[float, ...] = ()
+    alternatives: tuple[Mapping[int, float], ...] = ()
+
+    def after(self, tokens: int) -> Answer:
+        """The answer without its first ``tokens`` tokens, of which it has more."""
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[tokens:],
+            first_logprob=self.logprobs[tokens],
+            logprobs=self.logprobs[tokens:],
+            alternatives=self.alternatives[tokens:],
+        )
 
 
 def completion_body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -43,20 +56,29 @@ def completion_body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
 
 
 def complete(
-    address: str, prompt: Sequence[int], max_tokens: int = 32, timeout_s: float = 300.0
+    address: str,
+    prompt: Sequence[int],
+    max_tokens: int = 32,
+    timeout_s: float = 300.0,
+    *,
+    alternatives: int = 0,
 ) -> Answer:
     """Answer a prompt given as token ids, greedily, with exactly ``max_tokens`` tokens.
 
     Args:
         address: HOST:PORT of the vLLM server.
         timeout_s: Seconds for which the connection may be silent.
+        alternatives: The number of most probable tokens to report for each place; 0: none.
 
     Raises:
         RequestFailed: the server is gone, answered with an error, or with too few tokens.
     """
     request = completion_body(prompt, max_tokens)
+    if alternatives:
+        request |= {"logprobs": alternatives, "return_tokens_as_token_ids": True}
     tokens: list[int] = []
-    first_logprob = 0.0
+    logprobs: list[float] = []
+    others: list[dict[int, float]] = []
     ttft_s = 0.0
     start = time.monotonic()
     try:
@@ -67,13 +89,22 @@ def complete(
                 # Status and headers arrive long before anything is computed: the first event with a
                 # token counts.
                 ttft_s = time.monotonic() - start
-                first_logprob = choice["logprobs"]["token_logprobs"][0]
+            if new_tokens:
+                logprobs += choice["logprobs"]["token_logprobs"]
+                if alternatives:
+                    others += map(_by_token, choice["logprobs"]["top_logprobs"])
             tokens += new_tokens
     except (OSError, http.client.HTTPException) as error:
         raise RequestFailed(f"{address}: {error!r} after {len(tokens)} tokens") from error
     if len(tokens) != max_tokens:
         raise RequestFailed(f"{len(tokens)} tokens instead of {max_tokens}")
-    return Answer(tuple(tokens), first_logprob, ttft_s, time.monotonic() - start)
+    total_s = time.monotonic() - start
+    return Answer(tuple(tokens), logprobs[0], ttft_s, total_s, tuple(logprobs), tuple(others))
+
+
+def _by_token(logprobs: Mapping[str, float]) -> dict[int, float]:
+    """vLLM's names of tokens are ``token_id:5`` with return_tokens_as_token_ids."""
+    return {int(name.removeprefix("token_id:")): value for name, value in logprobs.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +182,22 @@ def post(address: str, path: str, timeout_s: float = 60.0) -> tuple[int, Any]:
     Raises:
         RequestFailed: the server is gone or its answer is not JSON.
     """
+    return _call("POST", address, path, timeout_s)
+
+
+def get(address: str, path: str, timeout_s: float = 60.0) -> tuple[int, Any]:
+    """The same for GET."""
+    return _call("GET", address, path, timeout_s)
+
+
+def _call(method: str, address: str, path: str, timeout_s: float) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:
-        connection.request("POST", path, headers={"Content-Length": "0"})
+        connection.request(method, path, headers={"Content-Length": "0"})
         response = connection.getresponse()
         body = response.read()
         return response.status, json.loads(body) if body else None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise RequestFailed(f"POST {address}{path}: {error!r}") from error
+        raise RequestFailed(f"{method} {address}{path}: {error!r}") from error
     finally:
         connection.close()

@@ -12,6 +12,10 @@ COMPUTED_TOLERANCE = 1e-4
 #: differs by some 1e-6 (measured), although the same bytes are read.
 WHOLE_PROMPT_TOLERANCE = 1e-5
 
+#: In bfloat16, for each token under teacher forcing. A token's log-probability is read from numbers
+#: with 8 bits: equal prompts that are computed in other pieces differ by steps of 1.6e-2.
+BFLOAT16_BOUND = 0.1
+
 
 def differences(
     answer: Answer, local_hit: Answer | None, baseline: Answer, *, whole_prompt: bool = False
@@ -45,6 +49,36 @@ def computed_differences(answer: Answer, baseline: Answer) -> list[str]:
     if abs(shift) > COMPUTED_TOLERANCE:
         found.append(f"the first log-probability is {shift:+.2e} off vLLM without the connector")
     return found
+
+
+def forced_differences(
+    answer: Answer, baseline: Answer, bound: float
+) -> tuple[list[str], int | None]:
+    """The errors in ``answer`` as far as it has the tokens of ``baseline``.
+
+    For types of little precision, in which two tokens may be equally probable. Each token's
+    log-probability must be within ``bound`` of that in ``baseline``. Also returns the place of the
+    first other token, if there is one: the baseline's token has to be as probable there, and the
+    answer after it follows another text.
+    """
+    found = []
+    for place, token in enumerate(baseline.tokens[: len(answer.tokens)]):
+        expected = baseline.logprobs[place]
+        logprob = answer.alternatives[place].get(token)
+        if logprob is None:
+            found.append(
+                f"token {token} of vLLM without the connector is not among the "
+                f"{len(answer.alternatives[place])} most probable at place {place + 1}"
+            )
+            return found, place
+        if abs(logprob - expected) > bound:
+            found.append(
+                f"the log-probability of token {place + 1} is {logprob - expected:+.2e} off vLLM "
+                "without the connector"
+            )
+        if answer.tokens[place] != token:
+            return found, place
+    return found, None
 
 
 def _first(answer: Answer, other: Answer) -> str:

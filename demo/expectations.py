@@ -73,6 +73,10 @@ MODEL_LAYERS: dict[str, tuple[Layers, ...]] = {
 }
 
 
+#: The layers of the models of --draft; those of the draft model are in the same group.
+DRAFTED_LAYERS = (Layers("full", 32),)
+
+
 @dataclasses.dataclass(frozen=True)
 class Expected:
     """What one request must load and add to the cache, by the name of the layers."""
@@ -89,14 +93,26 @@ class ExpectedCache:
     room for all of them. Blocks are named by the tokens up to their end.
     """
 
-    def __init__(self, layers: Sequence[Layers], interval: int, least_tokens: int = 0) -> None:
-        """``interval``: the value of pegaflow.window_interval; shorter hits than ``least_tokens``
-        are not loaded.
+    def __init__(
+        self,
+        layers: Sequence[Layers],
+        interval: int,
+        least_tokens: int = 0,
+        *,
+        last_block_is_proof: bool = False,
+    ) -> None:
+        """
+        Args:
+            interval: The value of pegaflow.window_interval.
+            least_tokens: Shorter hits are not loaded.
+            last_block_is_proof: The last cached block of a prompt is not loaded, as with a draft
+                model whose KV depends on the next token.
         """
         self._layers = tuple(layers)
         self._grid = math.lcm(*(one.block_tokens for one in layers))
         self._interval = math.ceil(interval / self._grid) * self._grid
         self._least = least_tokens
+        self._proof = self._grid if last_block_is_proof else 0
         self._only_full = all(one.name == "full" for one in layers)
         self._has_states = any(one.name == "state" for one in layers)
         self._stored: dict[str, set[tuple[int, ...]]] = {one.name: set() for one in layers}
@@ -123,14 +139,14 @@ class ExpectedCache:
         # A token is left to compute: beside full attention it needs more than is loaded.
         longest = len(prompt) if self._only_full else len(prompt) - 1
         for tokens in range(longest - longest % self._grid, 0, -self._grid):
-            if tokens < self._least:
+            if tokens - self._proof < max(1, self._least):
                 return 0
             if all(
                 self._name(one, prompt, number) in self._stored[one.name]
                 for one in self._layers
                 for number in one.blocks_for(tokens)
             ):
-                return tokens
+                return tokens - self._proof
         return 0
 
     def _name(self, one: Layers, tokens: tuple[int, ...], number: int) -> tuple[int, ...]:
