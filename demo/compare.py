@@ -81,6 +81,19 @@ def forced_differences(
     return found, None
 
 
+def largest_shift(answer: Answer, baseline: Answer) -> float:
+    """The largest distance between log-probabilities of tokens that both answers have in common,
+    up to the first other token.
+    """
+    largest = 0.0
+    pairs = zip(answer.tokens, baseline.tokens, strict=False)
+    for place, (token, other) in enumerate(pairs):
+        if token != other:
+            break
+        largest = max(largest, abs(answer.logprobs[place] - baseline.logprobs[place]))
+    return largest
+
+
 def _first(answer: Answer, other: Answer) -> str:
     place = next(
         i for i, (a, b) in enumerate(zip(answer.tokens, other.tokens, strict=False)) if a != b

@@ -24,8 +24,7 @@ class Subject:
     #: Creates the model at the first call.
     model: Callable[[], Path]
     dtype: str = "float32"
-    #: None: vLLM chooses it, as it must for states.
-    block_size: int | None = 32
+    block_size: int = 32
     #: The value of --speculative-config, once the model exists.
     speculation: Callable[[], dict[str, Any]] | None = None
     #: Blocks hold the KV of a draft model, which depends on the next token.
@@ -57,9 +56,7 @@ class Subject:
 
     def arguments(self) -> tuple[str, ...]:
         """Options of vllm serve."""
-        # In one process: with a worker process, vLLM's CPU build ends chunks of a prompt at other
-        # places than the ends of blocks, where the states are of no block.
-        arguments = ["--max-num-batched-tokens", "1024", "--distributed-executor-backend", "uni"]
+        arguments = ["--max-num-batched-tokens", "1024"]
         if self.speculation is not None:
             arguments += ["--speculative-config", json.dumps(self.speculation())]
         return tuple(arguments)
@@ -69,15 +66,19 @@ def _hybrid(name: str, **more: Any) -> Subject:
     return Subject(name, MODEL_LAYERS[name], lambda: ensure_hybrid(name), **more)
 
 
+#: What vLLM chooses for these states. Without the option the scheduler of vLLM's CPU build ends
+#: prompts at multiples of 128, where the states are those of no block.
+STATE_BLOCK = 256
+
 MODELS = {
     "gemma3": _hybrid("gemma3"),
     "gpt-oss": _hybrid("gpt-oss"),
     "mistral-window": _hybrid("mistral-window"),
     # "CPU GDN attention requires BF16"
-    "qwen3-next": _hybrid("qwen3-next", dtype="bfloat16", block_size=None),
+    "qwen3-next": _hybrid("qwen3-next", dtype="bfloat16", block_size=STATE_BLOCK),
     "granite": _hybrid(
         "granite",
-        block_size=None,
+        block_size=STATE_BLOCK,
         plugin=granite_on_cpu.plugin,
         change=granite_on_cpu.STATEMENT,
     ),

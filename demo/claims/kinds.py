@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from demo.client import Answer, RequestFailed
-from demo.compare import COMPUTED_TOLERANCE, computed_differences, forced_differences
+from demo.compare import (
+    COMPUTED_TOLERANCE,
+    computed_differences,
+    forced_differences,
+    largest_shift,
+)
 from demo.kinds_stage import ANSWER, SHORT_ANSWER, KindsStage
 from demo.prompts import Prompt
 from demo.report import Checks, Claim
@@ -30,6 +35,7 @@ class Sums:
     requests: int = 0
     tokens: int = 0
     forced: int = 0  #: Requests that continue an answer under teacher forcing.
+    shift: float = 0.0  #: The largest one of a token's log-probability.
     loaded: dict[str, int] = dataclasses.field(default_factory=dict)
     stored: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -147,6 +153,7 @@ def check_prompt(
         )
         counts.none(f"prompt {prompt.name}", counted.differences)
         rest = baseline.after(forced)
+        sums.shift = max(sums.shift, largest_shift(answer, rest))
         place = None
         if stage.subject.bound:
             found, place = forced_differences(answer, rest, stage.subject.bound)
@@ -163,9 +170,9 @@ def right(stage: KindsStage, sums: Sums) -> str:
     """The comparison that all answers have passed."""
     if stage.subject.bound:
         return (
-            "each token's log-probability is within "
-            f"{stage.subject.bound:g} of vLLM without the connector, under teacher forcing "
-            f"(bfloat16; {sums.forced} answers were continued after another token)"
+            f"each token's log-probability is within {stage.subject.bound:g} of vLLM without the "
+            f"connector, under teacher forcing (bfloat16; at most {sums.shift:.2g} off; "
+            f"{sums.forced} answers were continued after another token)"
         )
     return (
         f"{ANSWER} tokens equal to vLLM without the connector, the first log-probability "

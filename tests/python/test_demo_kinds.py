@@ -9,7 +9,7 @@ import pytest
 from demo.__main__ import _parse
 from demo.claims.kinds import Sums, check_prompt
 from demo.client import Answer
-from demo.compare import BFLOAT16_BOUND, forced_differences
+from demo.compare import BFLOAT16_BOUND, forced_differences, largest_shift
 from demo.expectations import DRAFTED_LAYERS, MODEL_LAYERS, Expected, ExpectedCache, Layers
 from demo.kinds_stage import INTERVAL, Counted, KindsStage
 from demo.progress import Progress
@@ -270,6 +270,13 @@ def test_each_token_has_the_log_probability_of_the_baseline_within_the_bound(shi
     right = answer_of(1, 2, 3)
     other = dataclasses.replace(right, logprobs=tuple(one + shift for one in right.logprobs))
     assert len(forced_differences(right, other, BFLOAT16_BOUND)[0]) == errors
+
+
+def test_the_largest_shift_is_that_of_the_tokens_in_common():
+    right = answer_of(1, 2, 3, 4)
+    other = dataclasses.replace(right, tokens=(1, 2, 8, 4), logprobs=(-2.0, -2.03, -9.0, -9.0))
+    assert largest_shift(right, other) == pytest.approx(0.03)
+    assert largest_shift(right, right) == 0
 
 
 class Forced(Replay):

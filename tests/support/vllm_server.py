@@ -128,7 +128,7 @@ class VllmOptions:
     #: The whole --kv-transfer-config, instead of the one made from ``connector``.
     kv_transfer_config: Mapping[str, Any] | None = None
     dtype: str = "float32"
-    block_size: int | None = 32  #: None: vLLM chooses it.
+    block_size: int = 32
     max_model_len: int = 4096
     #: A tenth of it may wait for saves at a time: enough for a prompt of 4,000 tokens.
     kv_cache_bytes: int = 2 << 30
@@ -219,14 +219,13 @@ class VllmServer(ChildProcess):
             "--disable-uvicorn-access-log",  # tests poll /metrics; the log is for other lines
             *("--dtype", options.dtype, "--enforce-eager"),
             *("--max-model-len", str(options.max_model_len)),
+            *("--block-size", str(options.block_size)),
             *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
             # Engines with different Pythons must agree on the keys.
             *("--prefix-caching-hash-algo", "sha256_cbor"),
             "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching",
             *options.arguments,
         ]
-        if options.block_size is not None:
-            command += ["--block-size", str(options.block_size)]
         if config := self.kv_transfer_config():
             command += ["--kv-transfer-config", json.dumps(config)]
         return command
