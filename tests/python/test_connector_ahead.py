@@ -117,7 +117,7 @@ class GpuMover:
 def worker_with_a_load() -> tuple[WorkerSide, GpuMover]:
     mover = GpuMover()
     worker = WorkerSide(lambda _: mover)
-    worker.register(None)
+    worker.register({})
     order = LoadOrder(load=5, request_id="r", token=b"t" * 16, first=0, blocks=[7, 9])
     worker.start_loads(StepPlan(loads=[order]))
     return worker, mover

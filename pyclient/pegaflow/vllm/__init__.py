@@ -7,7 +7,7 @@ describes loads and saves from the engine's side.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
@@ -183,7 +183,9 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     @hook(lambda: True)
     def reset_cache(self) -> bool:
-        return self._scheduler.reset_cache(local=engine_calls.is_local_reset())
+        return self._scheduler.reset_cache(
+            local=engine_calls.is_local_reset(), keeps_weights=engine_calls.keeps_weights()
+        )
 
     @hook(_nothing)
     def weights_may_change(self, call: str) -> None:
@@ -197,10 +199,27 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- worker
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # 0.33 and later
+        return True
+
     @hook(_nothing)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._register(lambda: self._worker.register(kv_caches, alone=self._is_alone()))
+
+    @hook(_nothing)
+    def unregister_kv_caches(self) -> None:  # 0.33 and later
+        """vLLM is about to unmap the KV cache."""
+        self._worker.unregister()
+
+    @hook(_nothing)
+    def restore_kv_caches(self) -> None:  # 0.33 and later
+        """The KV cache is mapped again, with no content."""
+        self._register(lambda: self._worker.restore())
+
+    def _register(self, register: Callable[[], None]) -> None:
         try:
-            self._worker.register(kv_caches, alone=self._is_alone())
+            register()
         except build.Unservable as reason:
             log.warning("pegaflow: this engine runs without the cache: %s", reason)
             rank, by_request = self._worker.rank, self._worker.reports.by_request

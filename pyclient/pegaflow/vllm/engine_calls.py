@@ -14,7 +14,10 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
+
+from pegaflow.vllm import sleep
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -42,6 +45,10 @@ class Listener(Protocol):
 
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _resets = threading.local()
+#: Engine cores that go to sleep and keep their weights, until vLLM has emptied their caches.
+_falling_asleep: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Those that sleep, until all of their memory is back.
+_asleep: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(listener: Listener) -> None:
@@ -54,6 +61,8 @@ def watch(listener: Listener) -> None:
     _wrap(EngineCore, "_reset_caches", _inside_local_reset)
     _wrap(EngineCore, "collective_rpc", _before_workers_are_called)
     _wrap(EngineCore, "set_weight_version", _before_version_is_set)
+    _wrap(EngineCore, "sleep", _around_sleep)
+    _wrap(EngineCore, "wake_up", _around_wake_up)
 
 
 def unwatch(listener: Listener) -> None:
@@ -68,6 +77,11 @@ def is_local_reset() -> bool:
     return getattr(_resets, "depth", 0) > 0
 
 
+def keeps_weights() -> bool:
+    """Whether that reset is for a sleep from which the weights come back as they are."""
+    return getattr(_resets, "keeps_weights", False)
+
+
 def _wrap(core: Any, name: str, call: Callable[..., Any]) -> None:
     original = getattr(core, name, None)
     if original is None or getattr(original, _MARK, False):
@@ -75,21 +89,58 @@ def _wrap(core: Any, name: str, call: Callable[..., Any]) -> None:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(functools.partial(original, self), *args, **kwargs)
+        return call(self, functools.partial(original, self), *args, **kwargs)
 
     setattr(wrapper, _MARK, True)
     setattr(core, name, wrapper)
 
 
-def _inside_local_reset(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _resets.depth = getattr(_resets, "depth", 0) + 1
+def _inside_local_reset(core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # A second one, of a pause during the sleep, is no longer the sleep's.
+    keeps = core in _falling_asleep
+    _falling_asleep.discard(core)
+    _asleep.discard(core)
+    before = getattr(_resets, "depth", 0), keeps_weights()
+    _resets.depth, _resets.keeps_weights = before[0] + 1, keeps
     try:
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
     finally:
-        _resets.depth -= 1
+        _resets.depth, _resets.keeps_weights = before
+    if keeps:
+        _asleep.add(core)
+    return result
 
 
-def _before_workers_are_called(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _around_sleep(core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    level = args[0] if args else kwargs.get("level", 1)
+    # After a pause by anyone else the weights may differ already.
+    paused = core.is_scheduler_paused() and core not in _asleep
+    if level == 1 and not paused and sleep.weights_stay(core):
+        _falling_asleep.add(core)
+    pending = None
+    try:
+        pending = original(*args, **kwargs)
+    finally:
+        if not isinstance(pending, Future):
+            _falling_asleep.discard(core)
+    if isinstance(pending, Future):  # vLLM waits for requests, and empties its caches then
+        pending.add_done_callback(lambda ended: _falling_asleep.discard(core))
+    return pending
+
+
+def _around_wake_up(core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    if core in _asleep:
+        _asleep.discard(core)
+        if core.model_executor.is_sleeping:
+            # Trainers wake the weights first, to replace them.
+            _tell(lambda listener: listener.weights_may_change("a wake-up in parts"))
+    return result
+
+
+def _before_workers_are_called(
+    core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     method = args[0] if args else kwargs.get("method")
     if not isinstance(method, str) or method not in _HARMLESS:
         name = method if isinstance(method, str) else getattr(method, "__name__", "a function")
@@ -97,7 +148,9 @@ def _before_workers_are_called(original: Callable[..., Any], *args: Any, **kwarg
     return original(*args, **kwargs)
 
 
-def _before_version_is_set(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _before_version_is_set(
+    core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     version = args[0] if args else kwargs.get("weight_version")
     if isinstance(version, str) and len(_listeners) == 1:
         _tell(lambda listener: listener.set_weight_version(version))

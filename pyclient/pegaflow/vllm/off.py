@@ -96,7 +96,7 @@ class SchedulerOff:
         events, self._events = self._events, ()
         return events
 
-    def reset_cache(self, local: bool = False) -> bool:
+    def reset_cache(self, local: bool = False, keeps_weights: bool = False) -> bool:
         return True
 
     def weights_may_change(self, call: str) -> None:
@@ -142,6 +142,13 @@ class WorkerOff:
         self._was = was
 
     def register(self, kv_caches: Any, *, alone: bool = True) -> None:
+        return None
+
+    def unregister(self) -> None:
+        """vLLM is about to unmap the KV cache: no copy is in flight any more."""
+        self.collect()
+
+    def restore(self) -> None:
         return None
 
     def start_loads(self, plan: StepPlan) -> None:

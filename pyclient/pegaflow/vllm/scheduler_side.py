@@ -486,9 +486,9 @@ class SchedulerSide:
 
     # ---- the cache as a whole
 
-    def reset_cache(self, local: bool = False) -> bool:
+    def reset_cache(self, local: bool = False, keeps_weights: bool = False) -> bool:
         """Stops offering blocks that were saved before: anywhere, or only in this engine if
-        ``local``.
+        ``local``. With ``keeps_weights`` only vLLM's own cache is empty, and all are offered.
 
         True also without a server, since False would make vLLM's pause and sleep fail: until a
         server has confirmed the reset, nothing is offered.
@@ -498,6 +498,10 @@ class SchedulerSide:
         # successful reset no save or load is in flight. A failed one is tried again.
         if local or self.saves is None or self.saves.blocks.all_free():
             self._view.emptied()
+        if local and keeps_weights:
+            self._forget(False, "vLLM sleeps")
+            log.info("pegaflow: vLLM has emptied its cache to sleep and keeps its weights")
+            return True
         if local:
             # Weights may be replaced while vLLM is paused, in undetectable ways.
             self._forget(self._view.leave(), "vLLM has emptied its cache to pause or to sleep")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pegaflow.engine.config import ConfigError, read_settings
 from pegaflow.engine.kinds import BlockKinds
-from pegaflow.vllm import drafts, ranks
+from pegaflow.vllm import drafts, ranks, sleep
 from pegaflow.vllm.kinds import UnservedGroups, layer_specs, read_kinds, spec_problem
 
 #: Whether several cache groups, windows, chunks and states are served.
@@ -70,8 +70,8 @@ def _model(vllm_config: Any) -> str:
         return "encoder-decoder models have cross attention, which is not supported"
     if getattr(model, "is_diffusion", False):
         return "diffusion models rewrite their blocks"
-    if getattr(model, "enable_sleep_mode", False):
-        return "sleep mode frees the KV cache's memory while it is in use; it is not supported yet"
+    if reason := sleep.problem(vllm_config, _serves_untested):
+        return reason
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return (
             "with --calculate-kv-scales each process calculates KV scales from its first request, "
@@ -140,16 +140,21 @@ def _verified(vllm_config: Any, kinds: BlockKinds) -> str:
     device = getattr(device_config, "device_type", "cuda")
     if labels in VERIFIED.get(device, ()):
         return ""
-    transfer = getattr(vllm_config, "kv_transfer_config", None)
-    try:
-        if read_settings(getattr(transfer, "kv_connector_extra_config", None) or {}).untested:
-            return ""
-    except ConfigError:
-        return ""  # it is reported as such
+    if _serves_untested(vllm_config):
+        return ""
     return (
         f"models with cache groups of kinds {', '.join(labels)} are not verified on this device "
         "yet; pegaflow.untested=true serves them"
     )
+
+
+def _serves_untested(vllm_config: Any) -> bool:
+    """Whether the operator wants what was not tested on this device."""
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    try:
+        return read_settings(getattr(transfer, "kv_connector_extra_config", None) or {}).untested
+    except ConfigError:
+        return True  # it is reported as such
 
 
 def _could_be_one(kv_cache_config: Any) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pegaflow import _native
@@ -14,6 +15,10 @@ from pegaflow.vllm.messages import LoadOrder, Outcome, SaveOrder, StepPlan, Work
 from pegaflow.vllm.metrics import Counts
 
 log = logging.getLogger("vllm.pegaflow")
+
+#: The time that jobs have to end by themselves before vLLM unmaps the KV cache. Then the mover is
+#: closed, which waits for the copies and for no server.
+UNMAP_PATIENCE_S = 5.0
 
 
 @dataclasses.dataclass
@@ -141,8 +146,27 @@ class StepsAhead:
         return min(self._seconds, self.LIMIT_S)
 
 
+def _addresses(kv_caches: Any) -> list[int]:
+    """The places of vLLM's tensors, some of which are in sequences."""
+
+    def flat(value: Any) -> Iterator[Any]:
+        if isinstance(value, Mapping | list | tuple):
+            for one in value.values() if isinstance(value, Mapping) else value:
+                yield from flat(one)
+        else:
+            yield value
+
+    return [tensor.data_ptr() for tensor in flat(kv_caches)]
+
+
 class WorkerSide:
-    """Bound to the worker's thread; copies run on threads of the mover."""
+    """Bound to the worker's thread; copies run on threads of the mover.
+
+    While vLLM sleeps, the memory of its KV cache is unmapped, and a copy to or from it would end
+    the engine. A mover touches that memory only for a job: unregister() ends all jobs, and none is
+    accepted before restore(). The registration of the rank and of the pool's memory stays, so an
+    engine uses the cache as soon as it is awake.
+    """
 
     def __init__(
         self,
@@ -169,6 +193,9 @@ class WorkerSide:
         self.loads: dict[int, _Job] = {}
         self.saves: dict[int, SaveOrder] = {}
         self._make_mover = make_mover
+        self._kv_caches: Any = None
+        self._addresses: list[int] = []  # of the tensors that the mover has registered
+        self._is_unmapped = False
         self._saved_plan: StepPlan | None = None  # the last one whose saves were submitted
         self._link = ""
         self._ahead = ahead or StepsAhead(False)
@@ -182,8 +209,64 @@ class WorkerSide:
         blocks and write to them in no order with the load's last copies.
         """
         self._tells_early = alone
+        self._kv_caches, self._addresses = kv_caches, _addresses(kv_caches)
         self.mover = self._make_mover(kv_caches)
         self.counts.set("serving", 1, self.name)
+
+    def unregister(self) -> None:
+        """Ends all jobs: vLLM unmaps the KV cache next. Idempotent.
+
+        vLLM sleeps only when no block is in use. Only the last copies of a load that was completed
+        early and then aborted may still be in flight, or a job that vLLM does not know any more.
+        """
+        self._is_unmapped = True
+        if self.mover is None:
+            return
+        for load, job in self.loads.items():
+            if not job.followed:  # then all its copies are queued
+                job.discarded = True  # its bytes will be gone
+                self.mover.cancel_load(load)
+        deadline = time.monotonic() + UNMAP_PATIENCE_S
+        poller = select.poll()
+        poller.register(self.mover.finished_fd(), select.POLLIN)
+        self._take_finished()
+        while self._has_jobs() and (left_s := deadline - time.monotonic()) > 0:
+            poller.poll(left_s * 1e3)
+            self._take_finished()
+        if self._has_jobs():
+            self._close_mover()
+
+    def _has_jobs(self) -> bool:
+        return bool(self.loads or self.saves)
+
+    def _close_mover(self) -> None:
+        log.warning(
+            "pegaflow: %d loads and %d saves have not ended %.0f s after vLLM began to sleep and "
+            "are given up",
+            len(self.loads),
+            len(self.saves),
+            UNMAP_PATIENCE_S,
+        )
+        self.mover.close()
+        self._take_finished()  # each job that was accepted
+        self.mover = None
+
+    def restore(self) -> None:
+        """The KV cache is mapped again. Idempotent.
+
+        Raises:
+            Unservable: the tensors are elsewhere than before, and cannot be registered there.
+        """
+        self._is_unmapped = False
+        if self._kv_caches is None:
+            return
+        addresses = _addresses(self._kv_caches)
+        if self.mover is not None and addresses == self._addresses:
+            return
+        if self.mover is not None:
+            self.mover.close()
+        self._addresses = addresses
+        self.mover = self._make_mover(self._kv_caches)
 
     def start_loads(self, plan: StepPlan) -> None:
         self._forward = plan.forward
@@ -191,6 +274,9 @@ class WorkerSide:
         for order in plan.refused:
             self.reports.refused_load(order, order.refused or "off")
         for order in plan.loads:
+            if self._is_unmapped:
+                self.reports.refused_load(order, "asleep")
+                continue
             try:
                 self._load(order)
             except _native.PegaFlowError as error:
@@ -230,6 +316,9 @@ class WorkerSide:
             if not self._saves:
                 self.reports.save(order.job, Outcome(replica=True))
                 continue
+            if self._is_unmapped:
+                self.reports.failed_save(order, "asleep")
+                continue
             try:
                 self._save(plan.scheduler, order)
             except _native.PegaFlowError as error:
@@ -243,8 +332,13 @@ class WorkerSide:
         if self._measured:
             self.reports.step(self._measured)
             self._measured = 0
-        if self.mover is None or not (self.loads or self.saves):
+        if self.mover is None or not self._has_jobs():
             return
+        self._take_finished()
+        if self._tells_early and any(not job.followed for job in self.loads.values()):
+            self._follow()
+
+    def _take_finished(self) -> None:
         for done in self.mover.take_finished():
             # Removed when it is reported, not before: there is no other report of it.
             if done.kind == "load":
@@ -253,8 +347,6 @@ class WorkerSide:
             else:
                 self._save_ended(self.saves[done.id], done)
                 del self.saves[done.id]
-        if self._tells_early and any(not job.followed for job in self.loads.values()):
-            self._follow()
 
     def _load_ended(self, job: _Job, done: Any) -> None:
         if done.copying_s and done.bytes:  # a load may end before its first page
@@ -326,5 +418,6 @@ class WorkerSide:
 
     def close(self) -> None:
         """Waits for the copies in flight; afterwards the engine's memory may be freed."""
+        self._kv_caches = None
         if self.mover is not None:
             self.mover.close()
