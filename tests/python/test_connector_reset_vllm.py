@@ -1,4 +1,6 @@
-"""Two real vLLM engines on one server: the effect of a pause and of a reset of one on the other."""
+"""Two real vLLM engines on one server: the effect of a sleep, a pause and a reset of one on the
+other.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from tests.support.vllm_server import PegaServer, ensure_model
 WHOLE = 500 // BLOCK * BLOCK
 
 
-def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
+def test_a_sleep_costs_no_hits_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
     own_pega: PegaServer, short_path: Path, prompt: Any
 ) -> None:
     tokens, others = prompt(500), prompt(500)
@@ -21,6 +23,12 @@ def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
     ):
         answer, _ = ask(a, tokens)
         assert ask(b, tokens) == (answer, WHOLE)
+
+        # vLLM itself brings the weights back.
+        call(a, "/sleep?level=1")
+        call(a, "/wake_up")
+        assert ask(a, tokens) == (answer, WHOLE)
+        assert a.metrics().total("vllm:pegaflow_private_view") == 0
 
         # Nothing changes in the pause, but a connector cannot detect that.
         call(a, "/pause")
@@ -44,7 +52,7 @@ def test_a_pause_costs_one_engine_its_hits_and_a_reset_costs_all(
         by_base, hits = ask(b, others)
         assert hits == 0
         assert ask(a, others)[0] != by_base
-        assert a.metrics().total("vllm:pegaflow_resets_total", kind="local") == 2
+        assert a.metrics().total("vllm:pegaflow_resets_total", kind="local") == 3
         assert a.metrics().total("vllm:pegaflow_private_view") == 1
 
         call(a, "/reset_prefix_cache?reset_external=true")

@@ -145,7 +145,7 @@ class WorkerOff:
         return None
 
     def unregister(self) -> None:
-        """vLLM is about to unmap the KV cache: no copy is in flight any more."""
+        """vLLM is about to unmap the KV cache: waits for the last copies."""
         self.collect()
 
     def restore(self) -> None:

@@ -217,7 +217,7 @@ class WorkerSide:
         """Ends all jobs: vLLM unmaps the KV cache next. Idempotent.
 
         vLLM sleeps only when no block is in use. Only the last copies of a load that was completed
-        early and then aborted may still be in flight, or a job that vLLM does not know any more.
+        early and then aborted may still be in flight, or a job of which vLLM has no record.
         """
         self._is_unmapped = True
         if self.mover is None:
