@@ -242,6 +242,42 @@ def test_a_sleep_waits_for_copies_in_flight(pega, prompt, asynchronous, mode, wa
         engine.check_at_rest()
 
 
+def test_a_kept_request_continues_although_its_kv_is_gone(pega, prompt):
+    tokens = prompt(300)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        made = engine.add("x", tokens, 60)
+        engine.run(lambda: len(made.tokens) > 20)
+
+        assert sleeping.sleep(engine, 1, "keep").wake_up()
+
+        engine.run()
+        made.check()
+        assert loaded(engine, "y", tokens) == 288
+        engine.run()
+        engine.check_at_rest()
+
+
+def test_a_sleep_that_keeps_requests_fails_while_one_is_loaded(pega, prompt):
+    tokens = prompt(1000)
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        loaded(engine, "stored", tokens)
+        engine.reset_local()
+        seen: list[bool] = []
+        when_load_is_ordered(engine, lambda: seen.append(True))
+        made = engine.add("x", tokens)
+        engine.run(lambda: bool(seen))
+
+        with pytest.raises(RuntimeError):
+            sleeping.sleep(engine, 1, "keep")
+        core_of(engine).resume_scheduler()
+
+        engine.run()
+        made.check()
+        engine.check_at_rest()
+
+
 def test_a_save_that_does_not_end_prevents_the_sleep(own_pega, prompt, monkeypatch):
     monkeypatch.setattr(saves, "IDLE_LIMIT_S", 0.2)
     tokens = prompt(300)
