@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <iostream>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -15,7 +13,9 @@
 #include "base/units.h"
 #include "engine/pool/pool.h"
 #include "harness/pattern.h"
+#include "perf/gpu/batch_inbox.h"
 #include "perf/gpu/gemm.h"
+#include "perf/gpu/gpu_kinds.h"
 #include "perf/gpu/gpu_memory.h"
 #include "perf/gpu/gpu_page.h"
 #include "perf/lib/command.h"
@@ -53,30 +53,7 @@ struct GpuOptions {
   std::vector<std::string> segments = {"16kb",  "32kb",  "64kb", "128kb",
                                        "256kb", "512kb", "1mb",  "2mb"};
   std::vector<std::string> orders = {"shuffled"};
-};
-
-/// Counts the batches that have completed.
-class Inbox {
- public:
-  void put(Device::Completion&& completion) {
-    const std::lock_guard lock(mutex_);
-    if (completion.error && !error_) error_ = std::move(completion.error);
-    ++ended_;
-    changed_.notify_all();
-  }
-  /// Waits until at most `left` of `sent` are in flight.
-  Result<void> wait(std::uint64_t sent, std::uint64_t left) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return error_ || sent - ended_ <= left; });
-    if (error_) return tl::unexpected<Error>(*error_);
-    return {};
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::uint64_t ended_ = 0;
-  std::optional<Error> error_;
+  std::vector<std::string> kinds;
 };
 
 /// The places of each page of the set on both sides.
@@ -88,7 +65,7 @@ struct Set {
 /// One direction: keeps a few batches queued until the time is over.
 class Stream {
  public:
-  Stream(Device& device, Inbox& inbox, const Set& set, std::uint64_t page_bytes,
+  Stream(Device& device, BatchInbox& inbox, const Set& set, std::uint64_t page_bytes,
          Direction direction)
       : device_(device), inbox_(inbox), set_(set), page_bytes_(page_bytes), direction_(direction) {}
 
@@ -114,7 +91,7 @@ class Stream {
   }
 
   Device& device_;
-  Inbox& inbox_;
+  BatchInbox& inbox_;
   const Set& set_;
   std::uint64_t page_bytes_;
   Direction direction_;
@@ -225,8 +202,8 @@ class Bench {
   }
 
   Result<Copied> copy(Directions directions) {
-    inboxes_[0] = std::make_unique<Inbox>();
-    inboxes_[1] = std::make_unique<Inbox>();
+    inboxes_[0] = std::make_unique<BatchInbox>();
+    inboxes_[1] = std::make_unique<BatchInbox>();
     Copied copied;
     copied.begin = Clock::now();
     const auto until = copied.begin + std::chrono::milliseconds(options_.milliseconds);
@@ -334,24 +311,22 @@ class Bench {
     PEGA_TRY(memory_->clear());
     Device::Batch load{.ticket = 1, .direction = Direction::kLoad, .copies = {}};
     Device::Batch save{.ticket = 2, .direction = Direction::kSave, .copies = {}};
-    std::vector<std::uint32_t> blocks;
-    std::vector<std::uint32_t> origins;
+    std::vector<GpuMemory::Expected> pages;
     for (std::size_t i = 0; i < count; ++i) {
       harness::write_pattern(page_at(sets_[0].slots[i]), harness::pattern_seed(salt, i));
       load.copies.push_back({sets_[0].blocks[i], sets_[0].slots[i] * page_bytes_, true});
       save.copies.push_back({sets_[0].blocks[i], sets_[1].slots[i] * page_bytes_, true});
-      blocks.push_back(sets_[0].blocks[i]);
-      origins.push_back(static_cast<std::uint32_t>(i));
+      pages.push_back({.block = sets_[0].blocks[i], .origin = static_cast<std::uint32_t>(i)});
     }
-    for (std::unique_ptr<Inbox>& inbox : inboxes_) inbox = std::make_unique<Inbox>();
+    for (std::unique_ptr<BatchInbox>& inbox : inboxes_) inbox = std::make_unique<BatchInbox>();
     PEGA_TRY(device_.submit(load));
     PEGA_TRY(inboxes_[1]->wait(1, 0));
-    PEGA_TRY(memory_->check(blocks, origins, salt));
+    PEGA_TRY(memory_->check(pages, salt));
     PEGA_TRY(device_.submit(save));
     PEGA_TRY(inboxes_[0]->wait(1, 0));
     for (std::size_t i = 0; i < count; ++i) {
       if (!harness::is_pattern(page_at(sets_[1].slots[i]), harness::pattern_seed(salt, i))) {
-        return fail(Errc::kCorrupt, "the page of block {} is not what was saved", blocks[i]);
+        return fail(Errc::kCorrupt, "the page of block {} is not what was saved", pages[i].block);
       }
     }
     return {};
@@ -367,7 +342,7 @@ class Bench {
   std::uint64_t page_bytes_ = 0;
   std::string order_ = "in order";
   Set sets_[2];  ///< Pages of saves and of loads, disjoint.
-  std::unique_ptr<Inbox> inboxes_[2];
+  std::unique_ptr<BatchInbox> inboxes_[2];
   std::unique_ptr<GpuMemory> memory_;
 };
 
@@ -432,6 +407,11 @@ void declare(OptionTable& table, GpuOptions& o) {
   declare(table, o.common);
   table.integer("device", o.device, 0, 63, "The GPU, by its number in this process.");
   table.list("segments", o.segments, "Segment sizes: the share of one layer in a block.");
+  table.list("kinds", o.kinds,
+             "Measure jobs with these kinds of blocks instead, on an idle GPU only. Each is "
+             "NAME:[GROUPSx]LAYERSxBYTES[@BLOCKS]: groups of layers, over the same memory as those "
+             "of all kinds, with so many bytes of a block each, and the blocks of each save and "
+             "load; without @BLOCKS an equal share of 256mb.");
   table.bytes("page", o.page, 64 << 10, std::uint64_t{64} << 20,
               "Page size, a block over all layers; a larger segment is a page by itself.");
   table.list("orders", o.orders, "Orders of the blocks: shuffled, in-order.");
@@ -526,6 +506,22 @@ Result<void> measure_copies(const GpuOptions& options, const std::vector<std::ui
   return {};
 }
 
+/// Measures copies of jobs with several kinds of blocks.
+Result<void> measure_kinds_of(const GpuOptions& options, const std::vector<GpuKind>& kinds,
+                              const std::shared_ptr<cuda::Driver>& driver, engine::Pool& pool,
+                              std::vector<Figure>& figures) {
+  PEGA_TRY_LET(const std::unique_ptr<CudaDevice> device, make_device(options, driver));
+  progress("jobs of " + to_string(kinds));
+  return measure_kinds({.kinds = kinds,
+                        .orders = options.orders,
+                        .device = static_cast<int>(options.device),
+                        .rounds = options.rounds,
+                        .milliseconds = options.milliseconds,
+                        .seed = static_cast<std::uint64_t>(options.common.seed),
+                        .check = options.check},
+                       driver, *device, pool.bytes(), figures);
+}
+
 }  // namespace
 
 Outcome run_gpu(int argc, const char* const* argv) {
@@ -538,13 +534,21 @@ Outcome run_gpu(int argc, const char* const* argv) {
   if (next == OptionTable::Next::kExit) return std::nullopt;
   PEGA_TRY(check_words(options));
   PEGA_TRY_LET(const std::vector<std::uint64_t> sizes, segment_sizes(options));
+  std::vector<GpuKind> kinds;
+  if (!options.kinds.empty()) {
+    PEGA_TRY_LET(kinds, parse_kinds(options.kinds));
+  }
 
   PEGA_TRY_LET(const std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   std::vector<Figure> figures;
-  PEGA_TRY(measure_parts(options, driver, figures));
+  if (kinds.empty()) PEGA_TRY(measure_parts(options, driver, figures));
   PEGA_TRY_LET(engine::Pool pool, make_pool(options.set));
-  PEGA_TRY(measure_copies(options, sizes, driver, pool, figures));
+  if (kinds.empty()) {
+    PEGA_TRY(measure_copies(options, sizes, driver, pool, figures));
+  } else {
+    PEGA_TRY(measure_kinds_of(options, kinds, driver, pool, figures));
+  }
   return Report{.title = "pegaflow-perf gpu, pool on " + memory_of(pool),
                 .figures = std::move(figures),
                 .conditions = conditions,

@@ -87,6 +87,8 @@ def test_the_default_output_is_a_table():
         (["net", "--backend", "ucx", "--ucx-over-tcp"], "needs --rails"),
         (["net", "--their-rails", "mlx5_0:1"], "needs --backend ucx and both ends"),
         (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
+        (["gpu", "--kinds", "full:4by64kb"], "NAME:[GROUPSx]LAYERSxBYTES[@BLOCKS]"),
+        (["gpu", "--kinds", "full:64x32mb"], "at most 1 GiB a page"),
         (["lookup", "--bogus"], "--help"),
     ],
 )
@@ -104,7 +106,7 @@ def test_a_missing_server_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "subcommand", ["", "lookup", "copy", "start", "server", "replay", "net", "pull", "miss"]
+    "subcommand", ["", "lookup", "copy", "gpu", "start", "server", "replay", "net", "pull", "miss"]
 )
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
