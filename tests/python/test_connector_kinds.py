@@ -401,6 +401,28 @@ def test_blocks_of_a_request_that_ends_are_saved_later_if_pins_are_short(make, c
     assert engine.stats["save_dropped_blocks{pin_limit}"] > 0, "windows have no second chance"
 
 
+def test_a_late_block_that_another_group_has_by_now_is_not_saved(make):
+    engine = make("gemma3")
+    engine.ask("a", prompt_of(300))
+    engine.run()
+    pool, blocks = engine.scheduler.kv_cache_manager.block_pool, engine.side.saves.blocks
+    by_hash = collections.defaultdict(dict)
+    for block in pool.blocks:
+        if block.block_hash is not None:
+            group = int.from_bytes(block.block_hash[-4:], "big")
+            by_hash[block.block_hash[:-4]][group] = block.block_id
+    # Tokens of which vLLM has the blocks of both windows and of full attention.
+    held = {name: ids for name, ids in by_hash.items() if len(ids) == 3}
+    assert held
+    for name, ids in held.items():
+        assert blocks.hold([ids[0], ids[1]], name, [0, 1])
+        assert blocks.hold([ids[2]], name, [2])
+        # As if the block of full attention had been reallocated to a window over the same tokens.
+        assert not blocks.hold([ids[0]], name, [2])
+        assert not blocks.hold([ids[1], ids[0]], name, [0, 1])
+        assert not blocks.hold([ids[2]], b"another" + name, [2])
+
+
 def test_a_single_group_of_full_attention_uses_no_call_for_kinds(served, monkeypatch):
     """The rules of such an engine are OneKind's, whatever is served."""
     from pegaflow.engine.config import read_settings

@@ -50,14 +50,18 @@ class GpuBlocks:
         self._pool.touch(([block],) if self._by_group else [block])
         return block
 
-    def hold(self, block_ids: Sequence[int], block_hash: bytes) -> bool:
+    def hold(self, block_ids: Sequence[int], block_hash: bytes, groups: Sequence[int] = ()) -> bool:
         """Whether unpinned blocks still have the contents of vLLM's ``block_hash``.
 
-        vLLM's own cache knows: the block keeps its hash (and a group number of 4 bytes) until it is
-        reallocated.
+        ``groups`` are the cache groups of the blocks; empty: there is only one. vLLM's own cache
+        knows: the block keeps its hash and the number of its group (4 bytes) until it is
+        reallocated. The same tokens may then get it for another group, whose layers have other
+        bytes.
         """
-        held = (self._pool.blocks[block_id].block_hash for block_id in block_ids)
-        return all(isinstance(one, bytes) and one[:-4] == block_hash for one in held)
+        held = [self._pool.blocks[block_id].block_hash for block_id in block_ids]
+        if not all(isinstance(one, bytes) and one[:-4] == block_hash for one in held):
+            return False
+        return not groups or [int.from_bytes(one[-4:], "big") for one in held] == list(groups)
 
     def unpin(self, blocks: Sequence[Any]) -> None:
         self._pool.free_blocks(list(reversed(blocks)))
@@ -92,6 +96,7 @@ class Late:
     run: Any  #: With its place in it: the data for KV events; None without them.
     index: int
     kind: int = 0
+    groups: tuple[int, ...] = ()  #: vLLM's cache groups of the blocks; empty: there is only one.
 
 
 class Saves:
@@ -203,7 +208,7 @@ class Saves:
             late = self._late.popleft()
             if self.job_with(late.key, late.kind):
                 continue
-            if self.blocks.hold(late.ids, late.hash):
+            if self.blocks.hold(late.ids, late.hash, late.groups):
                 self.add(late.key, late.ids, late.run, late.index, kind=late.kind)
             else:
                 self.dropped(1, "pin_limit")

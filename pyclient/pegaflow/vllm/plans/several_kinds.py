@@ -154,6 +154,7 @@ class SeveralKindsProgress:
     def __init__(self, request: Any, keys: KindKeys, rules: SaveRules) -> None:
         self._request = request
         self._keys = keys
+        self._kinds = rules.kinds
         self._unit_tokens = rules.kinds.unit_tokens
         self._plan = SavePlan(rules, request.num_prompt_tokens)
         self._known = 0  # units of the longest prefix that the cache is known to restore
@@ -211,7 +212,8 @@ class SeveralKindsProgress:
             self.last_job = max(self.last_job, job)
         for one, run, index in self._in_runs(saves, late):
             key, block_hash = self._keys.key(one.kind, one.block), self._keys.hash(*one[:2])
-            saves.wait(Late(key, block_hash, one.ids, run, index, one.kind))
+            groups = self._kinds.kinds[one.kind].members
+            saves.wait(Late(key, block_hash, one.ids, run, index, one.kind, groups))
         if last:
             saves.dropped(self._plan.dropped(), "pin_limit")
 
@@ -226,7 +228,7 @@ class SeveralKindsProgress:
             unit, rest = divmod(boundary, self._unit_tokens)
             if rest or not 0 < unit <= usable:
                 continue  # it has no name
-            if saves.blocks.hold((block_id,), self._keys.chain.hash(unit - 1)):
+            if saves.blocks.hold((block_id,), self._keys.chain.hash(unit - 1), (group,)):
                 kept.append((group, block_id, boundary))
             else:
                 saves.dropped(1, "offer")
