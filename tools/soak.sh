@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The stages of `./dev soak`: each prints its seed and counts; all run, also after one failed.
-#   usage: soak.sh SEED SIM_STEPS FUZZ_MINUTES
+#   usage: soak.sh SEED SIM_STEPS FUZZ_MINUTES KINDS_SECONDS
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-seed=$1 steps=$2 minutes=$3
+seed=$1 steps=$2 minutes=$3 seconds=$4
 failed=()
 
 # stage NAME COMMAND...
@@ -15,9 +15,11 @@ stage() {
     printf '==== soak: %s took %d s\n' "$name" $((SECONDS - started))
 }
 
-printf 'soak: seed %s, %s steps of simulation, %s minutes a fuzz target\n' "$seed" "$steps" "$minutes"
+printf 'soak: seed %s, %s steps of simulation, %s minutes a fuzz target, %s s for each shape of kinds\n' \
+    "$seed" "$steps" "$minutes" "$seconds"
 counts=$(mktemp)
-trap 'rm -f "$counts"' EXIT
+shapes=$(mktemp)
+trap 'rm -f "$counts" "$shapes"' EXIT
 stage 'thread sanitizer' ./dev test --tsan --seed "$seed" --counts-file "$counts"
 stage 'long simulation' env PEGA_SIM_STEPS="$steps" PEGA_TEST_NO_LIMIT=1 \
     ./dev test sim/block_store --seed "$seed" --counts-file "$counts"
@@ -31,6 +33,12 @@ stage 'many resets of a network that is not whole' env PEGA_TEST_PARTITIONS=100 
     PEGA_TEST_NO_LIMIT=1 ./dev test fault/nodes_partition --seed "$seed" --counts-file "$counts"
 stage "searches for restorable prefixes beside vLLM's own" env PEGA_RESTORABLE_CASES=1000000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/restorable_vllm --seed "$seed" --counts-file "$counts"
+stage 'engines and servers with several kinds of blocks, killed every 10 s' \
+    env PEGA_KINDS_SOAK_SECONDS="$seconds" PEGA_KINDS_SOAK_REPORT="$shapes" PEGA_TEST_NO_LIMIT=1 \
+    ./dev test python/kinds_soak --seed "$seed" --counts-file "$counts"
+cat "$shapes"
+stage 'many requests with several kinds of blocks' env PEGA_KINDS_REQUESTS=300 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test python/connector_kinds --seed "$seed" --counts-file "$counts"
 stage 'long fuzzing' ./dev test fuzz --seed "$seed" --fuzz-seconds $((minutes * 60)) \
     --counts-file "$counts"
 
