@@ -371,7 +371,7 @@ def floor_ratio(gpu: Sequence[float], reload: Sequence[float], copy_ms: float) -
     return f"{ratio:.3f} [{draws[49]:.3f}, {draws[1949]:.3f}]"
 
 
-def main(argv: Sequence[str]) -> int:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -418,7 +418,11 @@ def main(argv: Sequence[str]) -> int:
         options.configurations = [
             name for name in options.configurations if not name.startswith("upstream")
         ]
+    return options
 
+
+def main(argv: Sequence[str]) -> int:
+    options = parse(argv)
     run = Run(options)
     run.step("machine", run.machine)
     run.step("unit", run.unit)

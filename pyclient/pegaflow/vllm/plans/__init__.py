@@ -94,7 +94,7 @@ class BlockRules(Protocol):
     def refuse_load(
         self, loads: Loads, state: RequestState, tables: Tables, tokens: int, why: str
     ) -> None:
-        """The same without a claim: vLLM is told that the load has failed."""
+        """The same without a claim: the load is reported as failed."""
 
 
 class Progress(Protocol):
