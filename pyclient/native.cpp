@@ -117,7 +117,8 @@ class PySession {
     for (const KindRange& range : taken->ranges) {
       ranges.append(py::make_tuple(range.kind, range.first, range.count));
     }
-    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), ranges);
+    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), ranges,
+                          taken->coming, to_seconds(taken->first), to_seconds(taken->last));
   }
   py::object take_boundaries(std::uint64_t number, double patience_s) {
     const auto session = open();

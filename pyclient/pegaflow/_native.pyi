@@ -89,11 +89,13 @@ class CacheSession:
         """take() and the seconds in which the first and the last block arrive; 0: unknown."""
     def take_ranges(
         self, ticket: int, patience_s: float = 0.0
-    ) -> tuple[int, bool, bytes, list[tuple[int, int, int]]] | None:
-        """(units, complete, token, ranges) of a claim with several kinds; raises as take().
+    ) -> tuple[int, bool, bytes, list[tuple[int, int, int]], int, float, float] | None:
+        """(units, complete, token, ranges, coming, first_s, last_s) of a claim with several kinds;
+        raises as take().
 
         A range is (kind, first, count): blocks by their number from the prompt's beginning. The
-        claim has exactly these. Without a claim: (0, complete, b"", []).
+        claim has exactly these. ``coming``: ``units`` if some of the blocks are at another node,
+        else 0; first_s and last_s are as in take_claim(). Without a claim, units is 0.
         """
     def boundaries(self, keys: bytes, key_bytes: int, local_units: int = 0) -> int:
         """Asks for every length at which a prompt can be restored; only with several kinds."""

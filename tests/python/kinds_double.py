@@ -28,6 +28,8 @@ class Cache:
         self.journal: list[tuple[bytes, bool, int]] = []
         self.copy_chance = 1.0
         self.failing_loads = 0.0
+        #: Whether claimed blocks are at another node, and when the first and the last one arrive.
+        self.coming: tuple[bool, float, float] = False, 0.0, 0.0
         self.asked: list[tuple[Any, ...]] = []  # calls of sessions and movers
         self._tokens = itertools.count(1)
 
@@ -100,7 +102,8 @@ class Session:
         units = self._units(keys, key_bytes)
         self._cache.asked.append(("claim", len(units), local_units))
         found, token, ranges = self._cache.claim(units, local_units)
-        return self._answer((found, True, token, ranges))
+        coming, first_s, last_s = self._cache.coming
+        return self._answer((found, True, token, ranges, found * coming, first_s, last_s))
 
     def take(self, ticket: int, patience_s: float = 0.0) -> Any:
         return self._answers.pop(ticket)
@@ -109,7 +112,7 @@ class Session:
 
     def forget(self, ticket: int) -> None:
         answer = self._answers.pop(ticket, None)
-        if answer is not None and len(answer) == 4 and answer[2]:
+        if answer is not None and len(answer) in (4, 7) and answer[2]:
             self.unclaim(answer[2])
 
     def unclaim(self, token: bytes) -> None:

@@ -321,10 +321,11 @@ def test_the_native_module_saves_claims_and_loads_kinds_and_names_them_in_the_jo
 
     entries = session.take_journal_of_kinds(session.journal(space, position), READY_S)[4]
     assert sorted(kind for _, there, kind in entries if there) == [0] * 8 + [1] * 3 + [2]
-    units, complete, token, ranges = session.take_ranges(
+    units, complete, token, ranges, *coming = session.take_ranges(
         session.claim(keys=b"".join(keys), key_bytes=32, local_units=0), READY_S
     )
     assert (units, complete, ranges) == (UNITS, True, [tuple(one) for one in NEEDED])
+    assert coming == [0, 0.0, 0.0]
     assert session.take_boundaries(session.boundaries(b"".join(keys), 32), READY_S) == ([4], True)
     loads = engine.ranges(ranges)
     mover.load_ranges(load=9, token=token, ranges=loads, claimed=ranges, computing=(0.0, 1e-9))

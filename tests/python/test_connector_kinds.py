@@ -16,7 +16,9 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from demo.expectations import ExpectedCache
 from pegaflow.engine.kinds import BlockKind, BlockKinds, BlockRange, KindRule
+from pegaflow.engine.rates import Computing
 from pegaflow.vllm import support
+from pegaflow.vllm.loads import COMING_PATIENCE_S
 from pegaflow.vllm.plans import load_plan
 from pegaflow.vllm.plans.save_plan import SavePlan
 from pegaflow.vllm.worker_side import WorkerSide
@@ -293,6 +295,43 @@ def test_a_load_is_compared_with_computing_in_pages_of_the_first_kind(make, cach
     policy.slower_source = lambda *arguments: "pool"
     assert engine.ask("slower", prompt) == (0, 0)
     assert engine.stats["declined{pool}"] == 1
+
+
+def test_blocks_of_another_node_are_loaded_if_they_arrive_before_they_are_computed(make, cache):
+    engine = make("gemma3")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    engine.side.policy.computing = lambda *_: Computing(0.0, 0.001)  # 18 blocks in 18 ms
+
+    engine.reset_local()
+    cache.coming = True, 0.5, 2.0
+    assert engine.ask("late", prompt) == (0, 0)
+    assert engine.stats["declined{peer}"] == 1
+    assert not cache.claims, "the server would keep its blocks until they expire"
+
+    engine.reset_local()
+    cache.coming = True, 0.0001, 0.0002
+    assert engine.ask("soon", prompt) == (0, 288)
+
+
+def test_a_load_that_waits_for_another_node_has_time_for_it(make, cache):
+    engine = make("gemma3")
+    prompt = prompt_of(300)
+    engine.ask("cold", prompt)
+    deadlines = []
+    begin = engine.side.loads.mark_handed_out
+
+    def mark(loads: Any) -> None:
+        begin(loads)
+        deadlines.extend(load.deadline - load.handed_at for load in loads)
+
+    engine.side.loads.mark_handed_out = mark
+    for coming in (False, True):
+        engine.reset_local()
+        cache.coming = coming, 0.0, 0.0
+        assert engine.ask(f"r{coming}", prompt) == (0, 288)
+    here, coming_s = deadlines
+    assert coming_s == pytest.approx(here + COMING_PATIENCE_S)
 
 
 def test_a_failed_load_is_the_requests_and_all_of_it_is_computed(make, cache):

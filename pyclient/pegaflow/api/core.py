@@ -206,8 +206,8 @@ class CacheBase:
         return "load", number
 
     @staticmethod
-    def _to_claim(answer: tuple[int, bool, bytes, list[tuple[int, int, int]]]) -> Claim:
-        units, _, token, ranges = answer
+    def _to_claim(answer: tuple[Any, ...]) -> Claim:
+        units, _, token, ranges, *_ = answer
         return Claim(units, tuple(KindRange(*one) for one in ranges), token)
 
     def unclaim(self, claim: Claim) -> None:

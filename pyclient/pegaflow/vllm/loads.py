@@ -98,7 +98,8 @@ class Loads:
             ranges=ranges,
             claimed=claim.ranges,
             bytes=size,
-            pages=size / self._block_bytes,
+            pages=0 if claim.coming else size / self._block_bytes,
+            coming=stop - start if claim.coming else 0,
             full_stop=stop,
         )
 
@@ -164,7 +165,7 @@ class Loads:
         """Blocks that loads in flight copy out of the pool before a new one, in pages of the first
         kind.
         """
-        return sum(load.pages - load.coming for load in self._under_way.values())
+        return sum(max(0.0, load.pages - load.coming) for load in self._under_way.values())
 
     def overlapping(self, chain_keys: Callable[[int], bytes], start: int, stop: int) -> Load | None:
         """A load within its deadline that brings one of the chain's blocks ``start`` to ``stop`` -

@@ -225,9 +225,10 @@ class Lookups:
         waited_s = self._clock() - claim.asked_at
         held_to = self._policy.computing(offered).or_later(claim.computing, waited_s)
         last_s = max(0.0, claim.last_s - waited_s)
-        source = self._policy.slower_source(
-            offered, min(claim.coming, offered), last_s, held_to, claim.pages
-        )
+        coming = min(claim.coming, offered)
+        # With several kinds, a load comes from the pool or waits for another node.
+        pages = coming if coming and claim.ranges else claim.pages
+        source = self._policy.slower_source(offered, coming, last_s, held_to, pages)
         if source == "peer":
             self._counts.add("declined", 1, source)
             offered -= claim.coming

@@ -94,9 +94,12 @@ class SeveralKinds:
         answer = session.take_ranges(claim.ticket, patience_s)
         if answer is None:
             return None
-        units, complete, claim.token, ranges = answer
+        units, complete, claim.token, ranges, coming, claim.first_s, claim.last_s = answer
         claim.held = units
-        claim.blocks = claim.here = max(0, units - claim.first)
+        claim.blocks = max(0, units - claim.first)
+        # A part of such a claim is of no use: it arrives with its last block.
+        claim.coming = claim.blocks if coming else 0
+        claim.here = claim.blocks - claim.coming
         claim.ranges = [ClaimedRange(*one) for one in ranges]
         claim.pages = self._bytes(claim.ranges) / self.block_bytes
         return bool(complete)
@@ -164,8 +167,8 @@ class SeveralKindsProgress:
         self._known = max(self._known, units)
 
     def claimed(self, claim: Claim) -> None:
-        if claim.blocks:
-            self.found(claim.first + claim.blocks)
+        if claim.here:
+            self.found(claim.first + claim.here)
 
     def queried(self, local_tokens: int) -> None:
         self._plan.admit(local_tokens, self._known * self._unit_tokens, self._junction())
