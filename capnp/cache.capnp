@@ -89,7 +89,8 @@ struct Hello {
 #
 #   0  notices: `describe` and `decline`
 #   1  kinds: several kinds of blocks in a namespace
-#   2 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   2  cells: blocks that engines of other tensor-parallel sizes share
+#   3 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -132,6 +133,11 @@ struct Registration {
                                   # of the instance except for the pageBytes of each.
   unitTokens @10 :UInt32;         # With kinds: the tokens of a unit,
   alignmentTokens @11 :UInt32;    # and of what every restored length is a multiple.
+  cells @12 :UInt32;              # Feature 2. 0: this rank holds one shard. Else blocks are shared
+                                  # with engines of other tensor-parallel sizes: this rank holds that
+                                  # many consecutive shards, from `shard` on, and pageBytes is the size
+                                  # of their pages together. Equal for all ranks of the instance, and a
+                                  # divisor of shard and shards. Not together with kinds.
 }
 
 struct Engine {
@@ -257,7 +263,8 @@ interface Session {
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the
   # blocks. kGone: they were not sealed. checksums: XXH3-64 of each page, in the order of the slots of
-  # reserve without the skipped keys; 0: the page has none. Empty, or as many as slots.
+  # reserve without the skipped keys; 0: the page has none. Empty, or as many as slots; with cells, one
+  # for each cell of each slot. `open` returns one for each slot in any case.
 
   abandon @9 (job :JobId) -> Done;
   # All copies into the rank's slots of the job have ended; forget the blocks, on all ranks.

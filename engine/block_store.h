@@ -132,7 +132,9 @@ class BlockStore {
   /// `instance` groups holders for instance_share; `process` identifies the writer of a block.
   HolderId add_holder(std::uint32_t instance, Id128 process);
   /// The holder writes `shard` of `shards`; before this call it is the only shard. Not allowed
-  /// while the holder has a job. Ranks of one instance then count as one writer of blocks.
+  /// while the holder has a job. Ranks of one instance then count as one writer of blocks. A holder
+  /// that writes n consecutive shards of each block, like all of its instance, counts as one here:
+  /// both numbers are divided by n, and no shard of the blocks may be empty.
   void set_shard(HolderId holder, std::uint32_t shard, std::uint32_t shards);
   /// The connection ended but its process may live and go on copying: its claims end, its
   /// reservations are forgotten and their frames quarantined; its pins stay, and their blocks stay

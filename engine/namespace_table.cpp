@@ -41,7 +41,8 @@ Result<const NamespaceTable::Namespace*> NamespaceTable::enter(
 
 Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
                                   const BlockKinds& rules,
-                                  std::span<const std::uint64_t> page_bytes) const {
+                                  std::span<const std::uint64_t> page_bytes,
+                                  std::uint32_t cells) const {
   const Row* const found = row(id);
   PEGA_ASSERT(found != nullptr, "namespace {} is not known", static_cast<std::uint32_t>(id));
   const Namespace& space = found->space;
@@ -56,9 +57,17 @@ Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint
       return fail(Errc::kRefused, "{} shards a block in namespace {}, whose blocks have {}", shards,
                   space.hash, known.size());
     }
-    if (known[shard].page_bytes != page_bytes[kind]) {
-      return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
-                  page_bytes[kind], space.hash, known[shard].page_bytes);
+    for (std::uint32_t each = shard; each < shard + cells; ++each) {
+      if (known[each].page_bytes * cells != page_bytes[kind]) {
+        return fail(Errc::kRefused, "pages of {} bytes in namespace {}, whose pages have {}",
+                    page_bytes[kind], space.hash, known[each].page_bytes * cells);
+      }
+      if (known[each].numa_node != known[shard].numa_node) {
+        return fail(Errc::kRefused,
+                    "{} cells from shard {} on in namespace {}, whose blocks have them on several "
+                    "NUMA nodes: its first engine registered without cells",
+                    cells, shard, space.hash);
+      }
     }
   }
   return {};

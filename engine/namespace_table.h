@@ -63,11 +63,14 @@ class NamespaceTable {
   /// user.
   Result<const Namespace*> enter(std::vector<NamespaceFactor> factors);
   /// Checks whether a rank with these rules and pages of `page_bytes`, kind by kind, as `shard` of
-  /// `shards` fits the namespace. Any does until the first engine is complete.
-  /// Errors: kRefused that names both sizes, or the kinds.
+  /// `shards` fits the namespace. Any does until the first engine is complete. A rank of several
+  /// `cells` holds that many shards, from `shard` on; each of its pages is theirs together, so they
+  /// must be of equal size and adjacent.
+  /// Errors: kRefused that names both sizes, or the kinds, or the shards that are not adjacent.
   [[nodiscard]] Result<void> fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
                                   const BlockKinds& rules,
-                                  std::span<const std::uint64_t> page_bytes) const;
+                                  std::span<const std::uint64_t> page_bytes,
+                                  std::uint32_t cells = 1) const;
   /// Fixes the kinds and their shapes when the first engine of the namespace is complete. Later
   /// engines may name other NUMA nodes, which changes nothing. `rules` were checked.
   /// Errors: kRefused when its rules or page sizes differ; those of BlockStore::add_shape(): the

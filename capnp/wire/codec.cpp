@@ -176,9 +176,16 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
   registration.shard = reader.getShard();
   registration.shards = reader.getShards();
   registration.node = reader.getNode();
-  if (registration.shard >= registration.shards || registration.shards > registration.ranks) {
+  registration.cells = reader.getCells();
+  const std::uint64_t each = std::max<std::uint32_t>(1, registration.cells);
+  if (registration.shard >= registration.shards ||
+      registration.shards > registration.ranks * each) {
     return fail(Errc::kInvalidArgument, "shard {} of {} for {} ranks", registration.shard,
                 registration.shards, registration.ranks);
+  }
+  if (registration.shard % each != 0 || registration.shards % each != 0) {
+    return fail(Errc::kInvalidArgument, "shard {} of {} does not begin a run of {} cells",
+                registration.shard, registration.shards, registration.cells);
   }
   const auto factors = reader.getFactors();
   if (factors.size() > kMaxFactorsOnWire) {
@@ -192,6 +199,12 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
   PEGA_TRY_LET(registration.kinds, read_kinds(reader.getKinds()));
   registration.unit_tokens = reader.getUnitTokens();
   registration.alignment_tokens = reader.getAlignmentTokens();
+  if (registration.cells != 0 && !registration.kinds.empty()) {
+    return fail(Errc::kInvalidArgument,
+                "{} cells beside {} kinds of blocks, which cannot be shared "
+                "between tensor-parallel sizes",
+                registration.cells, registration.kinds.size());
+  }
   return registration;
 }
 
@@ -204,6 +217,7 @@ void write_registration(const Registration& registration, wire::Registration::Bu
   builder.setNode(registration.node);
   builder.setPageBytes(registration.page_bytes);
   builder.setBlockCount(registration.block_count);
+  builder.setCells(registration.cells);
   auto factors = builder.initFactors(static_cast<unsigned>(registration.factors.size()));
   for (unsigned i = 0; i < factors.size(); ++i) {
     factors[i].setName(registration.factors[i].first.c_str());

@@ -38,8 +38,9 @@ inline constexpr std::uint16_t kWireHasFeatures = 4;
 /// Features of `hello`, by bit; see the list in cache.capnp.
 inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< describe, decline.
 inline constexpr std::uint64_t kFeatureKinds = std::uint64_t{1} << 1;    ///< Several kinds.
+inline constexpr std::uint64_t kFeatureCells = std::uint64_t{1} << 2;    ///< Ranks of any size.
 /// The features that this build implements.
-inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds;
+inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -118,10 +119,14 @@ struct Registration {
   std::vector<RegisteredKind> kinds{};  ///< Empty: one kind, a prefix, of `page_bytes`.
   std::uint32_t unit_tokens = 0;        ///< With `kinds`.
   std::uint32_t alignment_tokens = 0;   ///< With `kinds`.
+  /// The consecutive shards that it holds, from `shard` on, in blocks that engines of other
+  /// tensor-parallel sizes share; 0: one shard of blocks that they do not share.
+  std::uint32_t cells = 0;
 };
 /// Errors: kInvalidArgument for an instance's id, a list of factors or of kinds beyond the limits
 /// above, a kind whose rule this build does not know, a rank that is not below `ranks`, a shard
-/// that is not below `shards`, or more shards than ranks.
+/// that is not below `shards`, more shards than the ranks hold, cells that do not divide both of
+/// its shard numbers, or cells beside kinds.
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 

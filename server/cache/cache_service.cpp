@@ -8,6 +8,7 @@
 #include "base/page_layout.h"
 #include "capnp/wire/room_time.h"
 #include "server/cache/cache_service_impl.h"
+#include "transport/checksum.h"
 
 namespace pegaflow::server {
 namespace {
@@ -188,6 +189,11 @@ Result<CacheService::Reset> CacheService::reset_cache(const Id128& connection) {
 
 // ---- calls of a worker
 
+CacheService::Shards CacheService::shards_of(const Client& caller) {
+  const Rank& rank = caller.instance->ranks[caller.rank];
+  return {.first = rank.shard, .count = rank.cells};
+}
+
 std::vector<std::uint32_t> CacheService::pages_of(const std::vector<engine::FrameIndex>& frames,
                                                   const Client& caller) const {
   const std::uint32_t shard = caller.instance->ranks[caller.rank].shard;
@@ -215,7 +221,7 @@ Result<std::size_t> CacheService::check_claim(const Client& caller, const Id128&
   }
   // A rank that came before the namespace had a shape may not fit it.
   if (auto fits = namespaces_->fits(instance.space_name, rank.shard, instance.shards,
-                                    instance.rules, rank.page_bytes);
+                                    instance.rules, rank.page_bytes, rank.cells);
       !fits) {
     return fail(Errc::kInvalidArgument, "open: {}", fits.error().detail);
   }
@@ -243,11 +249,15 @@ Result<CacheService::Opened> CacheService::open(const Id128& connection, const I
   }
   Opened answer{.slots = pages_of(opened.frames, *caller), .checksums = {}};
   if (checksums_.is_empty()) return answer;
-  const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
+  const Rank& rank = caller->instance->ranks[caller->rank];
+  std::vector<std::uint64_t> of_cells(rank.cells);
   answer.checksums.reserve(opened.frames.size());
   bool has_one = false;
   for (const engine::FrameIndex frame : opened.frames) {
-    answer.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+    for (std::uint32_t cell = 0; cell < rank.cells; ++cell) {
+      of_cells[cell] = checksums_[store_->page_number(frame, rank.shard + cell)];
+    }
+    answer.checksums.push_back(checksum_of_parts(of_cells));
     has_one = has_one || answer.checksums.back() != engine::ChecksumTable::kNone;
   }
   if (!has_one) answer.checksums.clear();
@@ -299,7 +309,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
     return fail(Errc::kInvalidArgument, "reserve: rank {} has no page of kind {}", caller->rank,
                 kind);
   }
-  const std::uint32_t shard = instance.ranks[caller->rank].shard;
+  const auto& [shard, cells] = shards_of(*caller);
   if (!instance.is_complete()) {
     // The other ranks may have received frames while it was complete: this shard will not be
     // filled.
@@ -326,7 +336,9 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
   if (!checksums_.is_empty()) {
     // The page that was there before may have left its checksum.
     for (const engine::FrameIndex frame : frames) {
-      if (frame != engine::kNoFrame) checksums_.clear(store_->page_number(frame, shard));
+      for (std::uint32_t each = shard; frame != engine::kNoFrame && each < shard + cells; ++each) {
+        checksums_.clear(store_->page_number(frame, each));
+      }
     }
   }
   return pages_of(frames, *caller);
@@ -339,11 +351,13 @@ const std::vector<engine::Shape::Shard>& CacheService::pages_of_kind(const Insta
 
 void CacheService::begun(const Instance& instance, const JobId& job, std::size_t kind,
                          std::uint32_t shard, bool has_more) {
-  waits_.begun(job, shard, instance.shards, has_more);
+  waits_.begun(job, instance.writer_of(shard), instance.writers(), has_more);
   if (!has_more) {  // Shards without a page of this kind never request the job.
     const std::vector<engine::Shape::Shard>& pages = pages_of_kind(instance, kind);
     for (std::uint32_t other = 0; other < pages.size(); ++other) {
-      if (pages[other].page_bytes == 0) waits_.begun(job, other, instance.shards, false);
+      if (pages[other].page_bytes == 0) {
+        waits_.begun(job, instance.writer_of(other), instance.writers(), false);
+      }
     }
   }
   waits_.settle();
@@ -362,13 +376,14 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
   PEGA_TRY_LET(Client* const caller, worker(connection));
   if (!checksums.empty()) {
     const std::span<const engine::FrameIndex> frames = store_->frames_of(*caller->holder, job);
-    if (!frames.empty() && frames.size() != checksums.size()) {
+    const auto& [shard, cells] = shards_of(*caller);
+    if (!frames.empty() && frames.size() * cells != checksums.size()) {
       return fail(Errc::kInvalidArgument, "{} checksums for {} pages", checksums.size(),
-                  frames.size());
+                  frames.size() * cells);
     }
-    const std::uint32_t shard = caller->instance->ranks[caller->rank].shard;
-    for (std::size_t i = 0; i < frames.size(); ++i) {
-      checksums_.set(store_->page_number(frames[i], shard), checksums[i]);
+    for (std::size_t i = 0; i < frames.size() * cells; ++i) {
+      const auto each = shard + static_cast<std::uint32_t>(i % cells);
+      checksums_.set(store_->page_number(frames[i / cells], each), checksums[i]);
     }
   }
   const Instance& instance = *caller->instance;
@@ -448,6 +463,7 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
       if (rank.process.is_none()) continue;
       info.ranks.push_back({.rank = number,
                             .shard = rank.shard,
+                            .cells = instance.cells,
                             .is_connected = !rank.worker.is_none(),
                             .build = rank.build,
                             .process = rank.process,

@@ -372,6 +372,7 @@ class CacheService {
   /// Checks the registration against what is known of its instance; ends the connection that it
   /// replaces.
   Result<void> check_rank(const Client& caller, const Registration& registration);
+  [[nodiscard]] Result<void> check_cells(const Registration& registration) const;
   /// The repeated registration of a worker: the same rank again.
   [[nodiscard]] Result<Registered> register_again(const Client& caller,
                                                   const Registration& registration) const;
@@ -400,6 +401,12 @@ class CacheService {
                                 std::size_t kind) const;
   /// Starts a new generation of each namespace whose epoch is newer than the generation's.
   void retire_outdated();
+  /// The shards of a worker's rank.
+  struct Shards {
+    std::uint32_t first = 0;
+    std::uint32_t count = 1;
+  };
+  [[nodiscard]] static Shards shards_of(const Client& caller);
   [[nodiscard]] std::vector<std::uint32_t> pages_of(const std::vector<engine::FrameIndex>& frames,
                                                     const Client& caller) const;
   /// The kind whose blocks are those of `space`; no value when it is not of the namespace's present

@@ -2,6 +2,7 @@
 /// \file
 /// The rows of CacheService for engines and connections, for its own sources only.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,7 +19,8 @@ struct CacheService::Rank {
   Id128 process;
   std::string build;
   std::uint32_t shard = 0;
-  std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks.
+  std::uint32_t cells = 1;  ///< The consecutive shards that it holds, from `shard` on.
+  std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks, of its shards together.
   std::uint64_t block_count = 0;
   std::int32_t numa_node = -1;
 };
@@ -31,6 +33,9 @@ struct CacheService::Instance {
   std::uint32_t schedulers = 0;
   std::uint32_t connected = 0;  ///< Connected ranks.
   std::uint32_t shards = 0;
+  /// The consecutive shards of each rank, in blocks that engines of other tensor-parallel sizes
+  /// share; 0: each rank has one shard, and only engines of this size have such blocks.
+  std::uint32_t cells = 0;
   engine::BlockKinds rules;  ///< The rules of its kinds of blocks; empty: one kind, a prefix.
   /// By kind, the sum of the pages of a block; set once it is complete.
   std::vector<std::uint64_t> block_bytes;
@@ -47,9 +52,18 @@ struct CacheService::Instance {
   /// The rank that saves a shard: the lowest that holds it.
   [[nodiscard]] std::uint32_t saver(std::uint32_t shard) const {
     for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
-      if (ranks[rank].shard == shard) return rank;
+      if (holds(rank, shard)) return rank;
     }
     return 0;
+  }
+  [[nodiscard]] bool holds(std::uint32_t rank, std::uint32_t shard) const {
+    return ranks[rank].shard <= shard && shard - ranks[rank].shard < ranks[rank].cells;
+  }
+  /// The ranks without replicas: each writes its shards of a block at once.
+  [[nodiscard]] std::uint32_t writers() const { return shards / std::max(1U, cells); }
+  /// The place among them of the rank that writes `shard`.
+  [[nodiscard]] std::uint32_t writer_of(std::uint32_t shard) const {
+    return shard / std::max(1U, cells);
   }
 };
 

@@ -261,6 +261,24 @@ std::map<std::string, std::vector<CacheService::DeclinedInfo>> CacheService::dec
   return sides;
 }
 
+Result<void> CacheService::check_cells(const Registration& registration) const {
+  const std::uint32_t cells = registration.cells;
+  // A page of several cells is one contiguous run of the pool: no gap is behind any of them.
+  if (cells != 0 && registration.shards > 1 &&
+      registration.page_bytes % (cells * kSlotAlignment) != 0) {
+    return fail(Errc::kRefused,
+                "register: pages of {} bytes for {} cells: a cell has to be a multiple of {} bytes",
+                registration.page_bytes, cells, kSlotAlignment);
+  }
+  const auto known = instances_.find(registration.instance);
+  if (known == instances_.end() || known->second.connected == 0 || known->second.cells == cells) {
+    return {};
+  }
+  return fail(Errc::kInvalidArgument,
+              "register: rank {} reports {} cells, others of instance {} report {}",
+              registration.rank, cells, known->second.id, known->second.cells);
+}
+
 Result<void> CacheService::check_rank(const Client& caller, const Registration& registration) {
   const Pages pages = registered_pages(registration);
   if (!registration.kinds.empty() && registration.page_bytes != 0) {
@@ -280,6 +298,7 @@ Result<void> CacheService::check_rank(const Client& caller, const Registration& 
                   format_bytes(bytes), format_bytes(kMaxPageBytes), format_bytes(pool_bytes_));
     }
   }
+  PEGA_TRY(check_cells(registration));
   if (!pages.rules.kinds.empty()) {
     if (auto checked = pages.rules.check(); !checked) {
       return fail(Errc::kInvalidArgument, "register: {}", checked.error().detail);
@@ -329,7 +348,7 @@ Result<void> CacheService::enter_namespace(Client& caller, const Registration& r
   const auto check = [&]() -> Result<void> {
     const Pages pages = registered_pages(registration);
     PEGA_TRY(namespaces_->fits(entered, registration.shard, registration.shards, pages.rules,
-                               pages.bytes));
+                               pages.bytes, std::max(1U, registration.cells)));
     PEGA_TRY(join(caller, registration.instance));
     if (caller.instance->connected != 0 && caller.instance->space_name != entered) {
       return fail(Errc::kInvalidArgument,
@@ -405,6 +424,7 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
   if (instance.connected == 0) {
     instance.ranks.assign(registration.ranks, Rank{});
     instance.shards = registration.shards;
+    instance.cells = registration.cells;
     instance.rules = pages.rules;
     instance.space_name = space_name;
     instance.namespace_hash = namespaces_->find(space_name)->hash;
@@ -416,10 +436,11 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
           .process = caller.process,
           .build = caller.build,
           .shard = registration.shard,
+          .cells = std::max(1U, registration.cells),
           .page_bytes = pages.bytes,
           .block_count = registration.block_count,
           .numa_node = registration.node};
-  store_->set_shard(*caller.holder, registration.shard, registration.shards);
+  store_->set_shard(*caller.holder, instance.writer_of(registration.shard), instance.writers());
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,
             registration.rank, instance.ranks.size(), to_string(rank.process),
@@ -444,18 +465,19 @@ void CacheService::withdraw_rank(Client& caller) {
 Result<std::vector<engine::Shape>> CacheService::shapes_of(const Instance& instance) const {
   std::vector<engine::Shape> shapes(instance.ranks.front().page_bytes.size());
   for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
-    const Rank& saver = instance.ranks[instance.saver(shard)];
-    if (saver.shard != shard) {
+    const std::uint32_t number = instance.saver(shard);
+    const Rank& saver = instance.ranks[number];
+    if (!instance.holds(number, shard)) {
       return fail(Errc::kRefused, "no rank of instance {} holds shard {}", instance.id, shard);
     }
     for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
-      shapes[kind].shards.push_back(
-          {.page_bytes = saver.page_bytes[kind], .numa_node = numa_part_of(instance, shard)});
+      shapes[kind].shards.push_back({.page_bytes = saver.page_bytes[kind] / saver.cells,
+                                     .numa_node = numa_part_of(instance, shard)});
     }
   }
   for (const Rank& rank : instance.ranks) {
     for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
-      const std::uint64_t bytes = shapes[kind].shards[rank.shard].page_bytes;
+      const std::uint64_t bytes = shapes[kind].shards[rank.shard].page_bytes * rank.cells;
       if (rank.page_bytes[kind] != bytes) {
         return fail(Errc::kRefused,
                     "register: pages of {} and {} bytes for shard {} of instance {}",
@@ -470,6 +492,10 @@ void CacheService::complete(Instance& instance) {
   const auto settle = [&]() -> Result<void> {
     PEGA_TRY_LET(const std::vector<engine::Shape> shapes, shapes_of(instance));
     PEGA_TRY(namespaces_->fix_shapes(instance.space_name, instance.rules, shapes));
+    for (const Rank& rank : instance.ranks) {  // It may have registered before there were shapes.
+      PEGA_TRY(namespaces_->fits(instance.space_name, rank.shard, instance.shards, instance.rules,
+                                 rank.page_bytes, rank.cells));
+    }
     instance.block_bytes.clear();
     for (const engine::Shape& shape : shapes) {
       std::uint64_t bytes = 0;
@@ -492,6 +518,8 @@ void CacheService::complete(Instance& instance) {
 
 std::uint32_t CacheService::numa_part_of(const Instance& instance, std::uint32_t shard) const {
   if (parts_ < 2) return 0;
+  // The cells of a block are adjacent, for ranks that hold several of them.
+  if (instance.cells != 0) shard = 0;
   const auto found = part_of_numa_node_.find(instance.ranks[instance.saver(shard)].numa_node);
   // A worker without a NUMA node receives the parts in turn, each engine from another one on.
   return found != part_of_numa_node_.end() ? found->second : (instance.index + shard) % parts_;

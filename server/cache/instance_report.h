@@ -18,6 +18,9 @@ namespace pegaflow::server {
 struct RankInfo {
   std::uint32_t rank = 0;
   std::uint32_t shard = 0;
+  /// The consecutive shards that it holds, if engines of other tensor-parallel sizes share the
+  /// blocks; 0: one that they do not share.
+  std::uint32_t cells = 0;
   bool is_connected = false;
   std::string build;
   Id128 process;

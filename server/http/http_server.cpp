@@ -164,6 +164,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
                      {"page_bytes", rank.page_bytes.front()},
                      {"block_count", rank.block_count},
                      {"numa_node", rank.numa_node}});
+    if (rank.cells != 0) ranks.back()["cells"] = rank.cells;
     if (!info.kinds.kinds.empty()) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {

@@ -187,6 +187,40 @@ TEST_SUITE("codec") {
     CHECK(code(wrong) == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("cells are read back unchanged, and impossible ones are refused by name") {
+    Registration registration = {.instance = "engine",
+                                 .rank = 1,
+                                 .ranks = 2,
+                                 .shard = 4,
+                                 .shards = 8,
+                                 .page_bytes = 4 * 4096,
+                                 .cells = 4};
+    const auto read_back = [&]() {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::Registration>();
+      write_registration(registration, builder);
+      return read_registration(builder);
+    };
+    const auto read = read_back();
+    REQUIRE(read);
+    CHECK(read->cells == 4);
+    CHECK(read->shard == 4);
+
+    registration.shard = 2;
+    CHECK(read_back().error().detail == "shard 2 of 8 does not begin a run of 4 cells");
+    registration.shard = 4;
+    registration.shards = 10;
+    CHECK(read_back().error().detail == "shard 4 of 10 for 2 ranks");
+    registration.shards = 7;
+    CHECK(read_back().error().detail == "shard 4 of 7 does not begin a run of 4 cells");
+    registration.shards = 8;
+    registration.cells = 0xFFFFFFFF;
+    CHECK(read_back().error().detail == "shard 4 of 8 does not begin a run of 4294967295 cells");
+    registration.cells = 4;
+    registration.kinds = {{.block_tokens = 16, .page_bytes = 4096}};
+    CHECK(read_back().error().detail.find("4 cells beside 1 kinds of blocks") == 0);
+  }
+
   TEST_CASE("kinds of blocks are read back unchanged, and impossible ones are refused by name") {
     Registration registration = {
         .instance = "engine",
