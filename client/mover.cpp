@@ -206,9 +206,11 @@ Result<void> validate(const MoverOptions& options) {
     return fail(Errc::kInvalidArgument, "rank {} of {}", options.rank, options.ranks);
   }
   const std::uint32_t shards = options.shards.value_or(options.ranks);
-  if (options.shard.value_or(options.rank) >= shards || shards > options.ranks) {
-    return fail(Errc::kInvalidArgument, "shard {} of {} for rank {} of {}",
-                options.shard.value_or(options.rank), shards, options.rank, options.ranks);
+  const std::uint32_t shard = options.shard.value_or(options.rank);
+  const std::uint64_t own = std::max(1U, options.cells);
+  if (shard >= shards || shards > options.ranks * own || shard % own != 0 || shards % own != 0) {
+    return fail(Errc::kInvalidArgument, "shard {} of {} for rank {} of {} with {} cells", shard,
+                shards, options.rank, options.ranks, options.cells);
   }
   if (options.numa_node < -1) {
     return fail(Errc::kInvalidArgument, "NUMA node {}", options.numa_node);
@@ -229,11 +231,26 @@ Result<void> validate(const MoverOptions& options) {
 
 Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout layout,
                                             Device& device) {
+  if (options.cells != 0) return start_cells(options, std::span(&layout, 1), device);
   return start(options, KindTable::plain(std::move(layout)), device);
+}
+
+Result<std::unique_ptr<Mover>> Mover::start_cells(const Options& options,
+                                                  std::span<const PageLayout> cells,
+                                                  Device& device) {
+  if (cells.size() != options.cells) {
+    return fail(Errc::kInvalidArgument, "{} layouts for {} cells", cells.size(), options.cells);
+  }
+  PEGA_TRY_LET(KindTable table,
+               KindTable::of_cells(cells, options.verify != PageVerification::kOff));
+  return start(options, std::move(table), device);
 }
 
 Result<std::unique_ptr<Mover>> Mover::start(const Options& options, const MoverKinds& kinds,
                                             Device& device) {
+  if (options.cells != 0) {
+    return fail(Errc::kInvalidArgument, "{} cells beside several kinds of blocks", options.cells);
+  }
   PEGA_TRY_LET(KindTable table, KindTable::create(kinds));
   return start(options, std::move(table), device);
 }

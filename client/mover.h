@@ -46,6 +46,13 @@ class Mover {
   /// Errors: kInvalidArgument for an invalid option, kInternal when no thread can start.
   static Result<std::unique_ptr<Mover>> start(const Options& options, PageLayout layout,
                                               Device& device);
+  /// The same for blocks that engines of other tensor-parallel sizes share: `options.cells` layouts
+  /// of equal size, one for each cell in the order of the shards. A page is the cells' pages one
+  /// behind the other. A server without that feature is refused as one without kinds is.
+  /// Further errors: kInvalidArgument for another number of layouts, or of different sizes.
+  static Result<std::unique_ptr<Mover>> start_cells(const Options& options,
+                                                    std::span<const PageLayout> cells,
+                                                    Device& device);
   /// The same for a model with several kinds of blocks. A server without that feature is refused:
   /// the link's status names its version, and the cache stays off.
   /// Further errors: kInvalidArgument for no kind or more than kMaxKinds, for kinds without any

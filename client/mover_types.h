@@ -33,6 +33,10 @@ struct MoverOptions {
   /// Defaults: `rank` and `ranks`.
   std::optional<std::uint32_t> shard{};
   std::optional<std::uint32_t> shards{};
+  /// If engines of other tensor-parallel sizes share the blocks: the number of consecutive shards
+  /// that this rank holds, from `shard` on, each with a layout of its own (Mover::start_cells()).
+  /// 0: one shard that only engines of the same size have.
+  std::uint32_t cells = 0;
   /// False for all but the lowest of the ranks that hold one shard: they load and do not save.
   /// save() then reports the job as finished at once, with 0 blocks.
   bool saves = true;

@@ -1,5 +1,6 @@
 #include "pyclient/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -147,6 +148,23 @@ std::vector<Segment> to_segments(const py::sequence& segments) {
   return out;
 }
 
+std::vector<PageLayout> to_layouts(const py::sequence& segments, std::uint64_t block_count,
+                                   std::uint32_t cells) {
+  const std::vector<Segment> all = to_segments(segments);
+  const std::size_t count = std::max(1U, cells);
+  if (all.size() % count != 0) {
+    raise({Errc::kInvalidArgument,
+           fmt::format("{} segments for {} cells: each cell has equally many", all.size(), cells)});
+  }
+  const std::size_t each = all.size() / count;
+  std::vector<PageLayout> layouts;
+  for (auto first = all.begin(); layouts.size() < count; first += static_cast<long>(each)) {
+    layouts.push_back(py_error::value_or_raise(
+        PageLayout::create({first, first + static_cast<long>(each)}, block_count)));
+  }
+  return layouts;
+}
+
 namespace {
 
 /// Raises InvalidArgument, naming the value, unless `entry` is a tuple or list of `size` parts.
@@ -244,6 +262,7 @@ void take_mover_options(py::dict& named, Mover::Options& options) {
   take(named, "max_jobs", options.max_jobs);
   take_optional(named, "shard", options.shard);
   take_optional(named, "shards", options.shards);
+  take(named, "cells", options.cells);
   take(named, "saves", options.saves);
   take(named, "numa_node", options.numa_node);
   take(named, "sample_one_in", options.sample_one_in);

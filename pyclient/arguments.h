@@ -31,6 +31,9 @@ Id128 to_id(const pybind11::bytes& raw);
 pybind11::bytes from_id(const Id128& id);
 
 std::vector<Segment> to_segments(const pybind11::sequence& segments);
+/// The layout of a block, or one for each of its `cells`: equally many segments each, in order.
+std::vector<PageLayout> to_layouts(const pybind11::sequence& segments, std::uint64_t block_count,
+                                   std::uint32_t cells);
 
 /// (rule, tokens, block_tokens, members) each; a member is (segments, block_count).
 MoverKinds to_kinds(const pybind11::sequence& kinds, std::uint32_t unit_tokens,

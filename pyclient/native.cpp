@@ -340,10 +340,12 @@ class PyMover {
     const Mover::Options options = options_of({std::move(socket_path), std::move(instance), device_,
                                                std::move(factors), rank, ranks, std::move(build)},
                                               named);
-    PageLayout layout =
-        value_or_raise(PageLayout::create(py_arguments::to_segments(segments), block_count));
-    mover_ = value_or_raise(
-        without_gil([&] { return Mover::start(options, std::move(layout), *device_); }));
+    const std::vector<PageLayout> layouts =
+        py_arguments::to_layouts(segments, block_count, options.cells);
+    mover_ = value_or_raise(without_gil([&] {
+      return options.cells == 0 ? Mover::start(options, layouts.front(), *device_)
+                                : Mover::start_cells(options, layouts, *device_);
+    }));
   }
   PyMover(Arguments arguments, const MoverKinds& kinds, const py::kwargs& named)
       : device_(arguments.device) {

@@ -1,6 +1,7 @@
 #include "client/mover/kind_table.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace pegaflow {
 
@@ -8,6 +9,32 @@ KindTable KindTable::plain(PageLayout layout) {
   KindTable table;
   table.add(BlockRule::kPrefix, 0, 0, std::span(&layout, 1));
   return table;
+}
+
+Result<KindTable> KindTable::of_cells(std::span<const PageLayout> cells, bool apart) {
+  if (cells.empty()) return fail(Errc::kInvalidArgument, "a block without cells");
+  for (const PageLayout& cell : cells) {
+    if (cell.page_bytes() == cells.front().page_bytes()) continue;
+    return fail(Errc::kInvalidArgument, "cells of {} and {} bytes", cells.front().page_bytes(),
+                cell.page_bytes());
+  }
+  if (cells.front().page_bytes() > kMaxPageBytes / cells.size()) {
+    return fail(Errc::kInvalidArgument, "{} cells of {} bytes; at most {} are cached", cells.size(),
+                cells.front().page_bytes(), kMaxPageBytes);
+  }
+  KindTable table;
+  if (apart) {
+    table.add(BlockRule::kPrefix, 0, 0, cells);
+    table.kinds_.front().is_cut = true;
+    return table;
+  }
+  std::vector<Segment> segments;
+  for (const PageLayout& cell : cells) {
+    segments.insert(segments.end(), cell.segments().begin(), cell.segments().end());
+  }
+  PEGA_TRY_LET(PageLayout whole,
+               PageLayout::create(std::move(segments), cells.front().block_count()));
+  return plain(std::move(whole));
 }
 
 Result<KindTable> KindTable::create(const MoverKinds& kinds) {
@@ -70,13 +97,14 @@ Result<void> KindTable::check(std::size_t kind, std::size_t count,
     return fail(Errc::kInvalidArgument, "kind {} of {} kinds of blocks", kind, kinds_.size());
   }
   const std::vector<KindPages::Member>& members = kinds_[kind].members;
-  if (blocks.size() != count * members.size()) {
+  const std::size_t per_key = kinds_[kind].blocks_per_key();
+  if (blocks.size() != count * per_key) {
     return fail(Errc::kInvalidArgument,
                 "{} blocks for {} keys of kind {}, which has {} for each key", blocks.size(), count,
-                kind, members.size());
+                kind, per_key);
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const std::uint64_t block_count = members[i % members.size()].block_count;
+    const std::uint64_t block_count = members[i % per_key].block_count;
     if (blocks[i] >= block_count) {
       return fail(Errc::kInvalidArgument, "block {} of {}", blocks[i], block_count);
     }

@@ -28,6 +28,11 @@ struct KindPages {
   std::uint32_t block_tokens = 0;
   std::vector<Member> members;
   std::uint64_t page_bytes = 0;  ///< 0: this rank has no layer of the kind.
+  /// Whether the members are cells: parts of one block, which has one number for all of them.
+  bool is_cut = false;
+
+  /// The engine's block numbers for each key.
+  [[nodiscard]] std::size_t blocks_per_key() const noexcept { return is_cut ? 1 : members.size(); }
 };
 
 /// Immutable.
@@ -35,6 +40,12 @@ class KindTable {
  public:
   /// One kind of full attention, which is registered without kinds.
   static KindTable plain(PageLayout layout);
+  /// The same, cut into cells that engines of other tensor-parallel sizes share, in their order.
+  /// `apart`: each cell is copied by itself, so that it has a checksum of its own; else the page is
+  /// copied as a whole.
+  /// Errors: kInvalidArgument without cells, and for cells of different sizes or together beyond
+  /// kMaxPageBytes.
+  static Result<KindTable> of_cells(std::span<const PageLayout> cells, bool apart);
   /// Errors: kInvalidArgument for no kind or more than kMaxKinds, for kinds without any layer, and
   /// for pages beyond kMaxPageBytes. The server checks the rules.
   static Result<KindTable> create(const MoverKinds& kinds);
@@ -51,8 +62,8 @@ class KindTable {
   [[nodiscard]] std::uint64_t block_count() const noexcept;
 
   /// Checks the engine's blocks for `count` blocks of a kind.
-  /// Errors: kInvalidArgument for an unknown kind, another number than count x members, or a block
-  /// beyond its member's layout.
+  /// Errors: kInvalidArgument for an unknown kind, another number than count x blocks_per_key(), or
+  /// a block beyond its member's layout.
   [[nodiscard]] Result<void> check(std::size_t kind, std::size_t count,
                                    std::span<const std::uint32_t> blocks) const;
 

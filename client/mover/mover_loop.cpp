@@ -84,6 +84,12 @@ kj::Promise<Result<void>> MoverLoop::begin() {
 }
 
 Result<void> MoverLoop::may_register() const {
+  if (state_.options.cells != 0 && !link_.server_has(kFeatureCells)) {
+    return fail(Errc::kRefused,
+                "the server ({}) does not support blocks that engines of other tensor-parallel "
+                "sizes share: upgrade the server",
+                state_.board.get().server_build);
+  }
   if (!state_.kinds.has_kinds() || link_.server_has(kFeatureKinds)) return {};
   return fail(Errc::kRefused,
               "the server ({}) does not support several kinds of blocks, which this model has: "
@@ -106,7 +112,8 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
                       .block_count = state_.kinds.block_count(),
                       .kinds = registered_kinds(state_.kinds),
                       .unit_tokens = state_.kinds.unit_tokens(),
-                      .alignment_tokens = state_.kinds.alignment_tokens()},
+                      .alignment_tokens = state_.kinds.alignment_tokens(),
+                      .cells = options.cells},
                      request);
   return link_
       .call(kj::mv(request), options.link.connect_deadline, "register",

@@ -21,7 +21,7 @@ void MoverState::report(const LoadJob& job) {
   std::vector<std::uint32_t> failed;
   for (const LoadPart& part : job.parts) {
     const std::size_t done = job.in_doubt ? 0 : part.done;
-    const std::size_t loaded = done * kinds[part.kind].members.size();
+    const std::size_t loaded = done * kinds[part.kind].blocks_per_key();
     good += done;
     failed.insert(failed.end(), part.blocks.begin() + static_cast<std::ptrdiff_t>(loaded),
                   part.blocks.end());

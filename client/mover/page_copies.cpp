@@ -12,10 +12,11 @@ PageCopies::PageCopies(const KindPages& kind, std::span<const std::uint32_t> blo
                        std::span<const Page> pages, std::uint64_t ticket,
                        std::uint64_t& last_ticket)
     : pages_(pages.size()),
+      is_cut_(kind.is_cut),
       wants_checksums_(
           std::any_of(pages.begin(), pages.end(), [](const Page& page) { return page.checksum; })) {
-  const std::size_t members = kind.members.size();
-  for (std::size_t i = 0; i < members; ++i) {
+  const std::size_t per_key = kind.blocks_per_key();
+  for (std::size_t i = 0; i < kind.members.size(); ++i) {
     const KindPages::Member& member = kind.members[i];
     Part& part = parts_.emplace_back();
     part.ticket = i == 0 ? ticket : ++last_ticket;
@@ -23,8 +24,8 @@ PageCopies::PageCopies(const KindPages& kind, std::span<const std::uint32_t> blo
     part.page_bytes = member.bytes;
     part.copies.reserve(pages.size());
     for (const Page& page : pages) {
-      part.copies.push_back(
-          {blocks[page.place * members + i], page.pool_offset + member.begin, page.checksum});
+      const std::uint32_t block = blocks[page.place * per_key + (kind.is_cut ? 0 : i)];
+      part.copies.push_back({block, page.pool_offset + member.begin, page.checksum});
     }
   }
 }
@@ -87,15 +88,30 @@ std::uint64_t PageCopies::bytes_copied() const noexcept {
 std::vector<std::uint64_t> PageCopies::checksums() const {
   if (!wants_checksums_) return {};
   std::vector<std::uint64_t> checksums;
-  std::vector<std::uint64_t> of_parts(parts_.size());
+  std::vector<std::uint64_t> of_parts;
   for (std::size_t page = 0; page < pages_; ++page) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      const std::vector<std::uint64_t>& taken = parts_[i].checksums;
-      of_parts[i] = page < taken.size() ? taken[page] : kNoChecksum;
-    }
+    read_parts(page, of_parts);
     checksums.push_back(checksum_of_parts(of_parts));
   }
   return checksums;
+}
+
+std::vector<std::uint64_t> PageCopies::checksums_of_shards() const {
+  if (!is_cut_ || !wants_checksums_) return checksums();
+  std::vector<std::uint64_t> checksums;
+  std::vector<std::uint64_t> of_parts;
+  for (std::size_t page = 0; page < pages_; ++page) {
+    read_parts(page, of_parts);
+    checksums.insert(checksums.end(), of_parts.begin(), of_parts.end());
+  }
+  return checksums;
+}
+
+void PageCopies::read_parts(std::size_t page, std::vector<std::uint64_t>& of_parts) const {
+  of_parts.clear();
+  for (const Part& part : parts_) {
+    of_parts.push_back(page < part.checksums.size() ? part.checksums[page] : kNoChecksum);
+  }
 }
 
 }  // namespace pegaflow

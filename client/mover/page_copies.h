@@ -31,7 +31,7 @@ using Batches = std::unordered_map<std::uint64_t, BatchOwner>;
 class PageCopies {
  public:
   struct Page {
-    std::size_t place = 0;          ///< Its first member's block is blocks[place x members].
+    std::size_t place = 0;          ///< Its first block is blocks[place x blocks_per_key()].
     std::uint64_t pool_offset = 0;  ///< Where the page of the kind begins.
     bool checksum = false;
   };
@@ -60,6 +60,8 @@ class PageCopies {
   [[nodiscard]] std::uint64_t bytes_copied() const noexcept;
   /// One for each page, from its members' (checksum_of_parts()); empty if none was requested.
   [[nodiscard]] std::vector<std::uint64_t> checksums() const;
+  /// The same for each cell of each page, and for each page that is not cut into cells.
+  [[nodiscard]] std::vector<std::uint64_t> checksums_of_shards() const;
   /// Why not all pages were copied.
   [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
 
@@ -75,9 +77,12 @@ class PageCopies {
   };
 
   void fail_with(Error error, Device& device);
+  /// The checksums of a page's members, in `of_parts`.
+  void read_parts(std::size_t page, std::vector<std::uint64_t>& of_parts) const;
 
   std::vector<Part> parts_;  ///< By member.
   std::size_t pages_ = 0;
+  bool is_cut_ = false;  ///< The parts are cells.
   bool wants_checksums_ = false;
   std::size_t in_flight_ = 0;
   std::optional<Error> error_;

@@ -1,5 +1,6 @@
 #include "client/mover/saves.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/assert.h"
@@ -60,7 +61,9 @@ void Saves::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& 
   job.skipped = job.keys.size() - pages->size();
   if (!pages->empty()) return submit(ticket, job, *pages);
   // The job's other ranks wait for the end of this one.
-  if (state_.options.shards.value_or(state_.options.ranks) > 1) cleanup_.publish_nothing(job.job);
+  const std::uint32_t shards = state_.options.shards.value_or(state_.options.ranks);
+  const std::uint32_t own = std::max(1U, state_.options.cells);
+  if (shards > own) cleanup_.publish_nothing(job.job);
   finish(ticket, 0, std::nullopt);
 }
 
@@ -120,7 +123,7 @@ void Saves::publish(std::uint64_t ticket, SaveJob& job) {
   job.phase = SaveJob::Phase::kPublishing;
   auto request = link_.session().publishRequest();
   write_job(job.job, request.initJob());
-  const std::vector<std::uint64_t> checksums = job.copies.checksums();
+  const std::vector<std::uint64_t> checksums = job.copies.checksums_of_shards();
   if (!checksums.empty()) {
     write_numbers(std::span(checksums),
                   request.initChecksums(static_cast<unsigned>(checksums.size())));

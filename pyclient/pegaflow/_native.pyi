@@ -221,6 +221,9 @@ class Mover:
     their save() is reported at once with 0 blocks. ``numa_node``: the preferred NUMA node of its
     pages, -1 for the one to whose cores this process is bound. ``options``: fields of LinkOptions
     and of Mover::Options, durations in seconds; ``verify`` is "off", "sample" or "all".
+    ``cells``: if engines of other tensor-parallel sizes share the blocks, the number of consecutive
+    shards that this rank holds, from ``shard`` on; ``segments`` are then those of the first cell,
+    followed by equally many of each other one. 0: only engines of the same size have its shard.
     """
 
     def __init__(
@@ -237,6 +240,7 @@ class Mover:
         *,
         shard: int | None = None,
         shards: int | None = None,
+        cells: int = 0,
         saves: bool = True,
         numa_node: int = -1,
         **options: Any,

@@ -114,6 +114,49 @@ TEST_SUITE("several kinds of blocks without a server") {
               .find("not claimed") != std::string::npos);
   }
 
+  TEST_CASE("a block that is cut into cells has one number and one page for all of them") {
+    Fixture f;
+    f.options.ranks = 2;
+    f.options.rank = 1;
+    f.options.shard = 2;
+    f.options.shards = 4;
+    f.options.cells = 2;
+    const std::vector<PageLayout> cells{f.large.layout(), f.large.layout()};
+    const auto mover = Mover::start_cells(f.options, cells, f.device).value();
+    CHECK(mover->page_bytes() == std::vector<std::uint64_t>{12000});
+    const Id128 id = Id128::random();
+    const auto save = [&](std::size_t keys, const Blocks& blocks) {
+      return mover->save(id, 1, 0, std::vector<BlockKey>(keys), blocks, {});
+    };
+    CHECK(text(save(1, {0, 1})) == "2 blocks for 1 keys of kind 0, which has 1 for each key");
+    CHECK(text(save(2, {0, 20})) == "block 20 of 20");
+    CHECK(save(2, {0, 19}).error().code == Errc::kPeerLost);
+  }
+
+  TEST_CASE("cells that cannot be registered are rejected with the reason") {
+    Fixture f;
+    f.options.cells = 2;
+    f.options.shards = 2;
+    const auto reason = [&](const std::vector<PageLayout>& cells) {
+      const auto started = Mover::start_cells(f.options, cells, f.device);
+      REQUIRE_FALSE(started);
+      CHECK(started.error().code == Errc::kInvalidArgument);
+      return started.error().detail;
+    };
+    CHECK(reason({f.large.layout()}) == "1 layouts for 2 cells");
+    CHECK(reason({f.large.layout(), f.small.layout()}) == "cells of 6000 and 512 bytes");
+    std::byte* const base = f.small.layout().segments().front().base;
+    const std::uint64_t half = (std::uint64_t{1} << 29) + 1;
+    const PageLayout big = PageLayout::create({{base, half, half}}, 1).value();
+    CHECK(reason({big, big}) == "2 cells of 536870913 bytes; at most 1073741824 are cached");
+    f.options.shard = 1;
+    CHECK(reason({f.large.layout(), f.large.layout()}) ==
+          "shard 1 of 2 for rank 0 of 1 with 2 cells");
+    f.options.shard = 0;
+    CHECK(Mover::start(f.options, f.kinds, f.device).error().detail ==
+          "2 cells beside several kinds of blocks");
+  }
+
   TEST_CASE("the checksum of a page with several parts follows from theirs, in their order") {
     using Sums = std::vector<std::uint64_t>;
     CHECK(checksum_of_parts(Sums{7}) == 7);
