@@ -93,6 +93,7 @@ class FakeModel:
         self.arrays = [_words(view) for view in self.tensors.values()]
         self._rows: dict[str, _Row] = {}
         self.checked_tokens = 0
+        self.first_head = 0  #: The number of the memory's first head among those of the model.
 
     def poison(self, blocks: list[int]) -> None:
         """vLLM zeroes blocks that it allocates; this is a zero that differs from any KV."""
@@ -155,6 +156,7 @@ class FakeModel:
             heads, content = array.shape[1], array.shape[3]
             # Each head and each part of the content has a number of its own.
             salt = np.arange(heads * content, dtype=np.uint64).reshape(heads, content)
+            salt += np.uint64(self.first_head * content)
             expected = values[:, None, None] + salt + np.uint64(layer << 32) + self._content
             if array.dtype == np.uint32:
                 expected = (expected ^ (expected >> np.uint64(32))).astype(np.uint32)

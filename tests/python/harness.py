@@ -92,9 +92,10 @@ MODEL = {
 
 
 @functools.cache
-def model_directory() -> str:
+def model_directory(**changes: Any) -> str:
+    """A directory with the configuration of MODEL, with ``changes`` of its fields."""
     directory = Path(tempfile.mkdtemp(prefix="pega-model-"))
-    (directory / "config.json").write_text(json.dumps(MODEL))
+    (directory / "config.json").write_text(json.dumps(MODEL | changes))
     return str(directory)
 
 
@@ -198,11 +199,14 @@ def rank_specs(
 
 
 def content_of(config: VllmConfig, rank: int, mla: bool = False) -> int:
-    """A number for the bytes that a rank holds; ranks with equal numbers hold the same bytes."""
+    """A number for the bytes that a rank holds; ranks with equal numbers hold the same bytes.
+
+    It is the number of the rank's first KV head, counted through all stages.
+    """
     tensor = config.parallel_config.tensor_parallel_size
     stage, within = divmod(rank, tensor)
-    heads = min(tensor, 1 if mla else MODEL["num_key_value_heads"])
-    return stage * tensor + within * heads // tensor
+    heads = 1 if mla else config.model_config.hf_config.num_key_value_heads
+    return stage * heads + within * heads // tensor
 
 
 def _kv_cache_configs(config: VllmConfig, blocks: int, specs: list[dict[str, Any]]) -> list[Any]:

@@ -29,6 +29,9 @@ def test_each_option_accepts_its_default_and_its_bounds():
         values = [option.default, *(option.choices or ()), *(option.bounds or ())]
         for value in values:
             kind = type(option.default)
+            if kind is tuple and value != option.default:
+                assert option.read([int(value)], option.key) == (int(value),)
+                continue
             assert option.read(kind(value), option.key) == kind(value)
 
 

@@ -44,15 +44,17 @@ def serve(
     *arguments: str,
     env: dict[str, str] | None = None,
     transfer: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> VllmServer:
     """A vLLM with the connector, or a plain one without a server.
 
-    ``transfer``: the whole --kv-transfer-config, for another connector.
+    ``extra``: further options of the connector. ``transfer``: the whole --kv-transfer-config, for
+    another connector.
     """
     options = VllmOptions(
         model=model,
         connector=pega.address if pega is not None else None,
-        extra_config=PATIENT,
+        extra_config=PATIENT | (extra or {}),
         kv_transfer_config=transfer,
         block_size=BLOCK,
         max_model_len=1024,

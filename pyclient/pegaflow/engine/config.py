@@ -47,6 +47,8 @@ class Option:
         Raises:
             ConfigError: wrong type, out of bounds, or not among the choices.
         """
+        if isinstance(self.default, tuple):
+            return self._read_numbers(value, source)
         try:
             value = self._convert(value)
         except (TypeError, ValueError):
@@ -59,6 +61,28 @@ class Option:
             between = f"between {self.plain(low)} and {self.plain(high)} {self.unit}".strip()
             raise ConfigError(f"{source}={value!r} is not {between}")
         return value
+
+    def _read_numbers(self, value: Any, source: str) -> tuple[int, ...]:
+        """Different numbers in rising order, of a text with commas, a list or one number."""
+        parts = value.split(",") if isinstance(value, str) else value
+        parts = parts if isinstance(parts, list | tuple) else [parts]
+        low, high = self.bounds or (0, 1 << 30)
+        numbers = set()
+        for part in parts if value != "" else []:
+            try:
+                if isinstance(part, bool | float):
+                    raise TypeError
+                number = int(part)
+            except (TypeError, ValueError):
+                raise ConfigError(
+                    f"{source}={value!r} is not a list of whole numbers, such as 1,2,4"
+                ) from None
+            if not low <= number <= high:
+                raise ConfigError(
+                    f"{source}={value!r}: {number} is not between {low:.0f} and {high:.0f}"
+                )
+            numbers.add(number)
+        return tuple(sorted(numbers))
 
     def _convert(self, value: Any) -> Any:
         kind = type(self.default)
@@ -102,6 +126,14 @@ OPTIONS = (
         "Names the weights, also those of a draft model. Engines with equal names share blocks, so "
         "equal names for different weights produce wrong answers. Empty: the SHA-256 digests of "
         "the weight files.",
+    ),
+    Option(
+        "tp_sizes",
+        (),
+        "The tensor-parallel sizes of the engines that share blocks, such as `1,2,4`: one list for "
+        "all of them ([Tensor-parallel sizes](#tensor-parallel-sizes)). Empty: only engines of "
+        "equal size share blocks.",
+        bounds=(1, 1024),
     ),
     Option(
         "min_load_tokens",
@@ -259,6 +291,7 @@ class Settings:
     port: int
     mode: str
     weights_id: str
+    tp_sizes: tuple[int, ...]
     min_load_tokens: int
     keep_failure_policy: bool
     max_pinned_percent: int
@@ -373,12 +406,15 @@ def options_markdown() -> str:
     """The table of docs/connector.md."""
     lines = ["| option | default | takes | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        if option.default == "" or isinstance(option.default, bool):
-            default = str(option.default).lower() or "empty"
+        if option.default in ("", ()) or isinstance(option.default, bool):
+            default = "" if option.default == () else str(option.default).lower()
+            default = default or "empty"
         else:
             default = option.plain(option.default) if option.unit else str(option.default)
         if option.choices:
             takes = ", ".join(f"`{choice}`" for choice in option.choices)
+        elif isinstance(option.default, tuple):
+            takes = "numbers with commas"
         elif option.bounds:
             low, high = option.bounds
             takes = f"{option.plain(low)} to {option.plain(high)} {option.unit}".strip()

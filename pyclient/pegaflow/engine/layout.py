@@ -43,14 +43,21 @@ class Geometry:
 
 
 def geometry(
-    kv_caches: Mapping[str, Any], layers: Sequence[str], specs: Mapping[str, Any], block_count: int
+    kv_caches: Mapping[str, Any],
+    layers: Sequence[str],
+    specs: Mapping[str, Any],
+    block_count: int,
+    cells: int = 1,
 ) -> Geometry:
     """Derives the geometry of ``layers`` from the tensors that vLLM registers.
 
-    ``specs`` has the spec of each layer, whose page size the tensor must agree with.
+    ``specs`` has the spec of each layer, whose page size the tensor must agree with. With several
+    ``cells`` a block is cut into as many equal runs of KV heads, its second dimension: the page has
+    one cell after the other, each with equally many segments, and ``arrangements`` are those of a
+    cell.
 
     Raises:
-        LayoutError: a tensor is missing, is not a tensor, or does not fit its spec.
+        LayoutError: a tensor is missing, is not a tensor, or does not fit its spec or its cells.
     """
     if missing := [layer for layer in layers if layer not in kv_caches]:
         raise LayoutError(f"layers without a KV tensor: {', '.join(missing)}")
@@ -64,18 +71,24 @@ def geometry(
         raise LayoutError(f"the KV cache lies on {names or 'no device'}")
     ((device, device_index),) = devices
 
-    pieces: list[Segment] = []
-    kept: list[str] = []
-    arrangements: list[str] = []
-    for layer in _page_order(tensors):
-        cut = _cut(layer, tensors[layer], block_count)
-        _check_page_bytes(layer, cut.pieces, specs[layer])
-        if set(cut.pieces) & set(pieces):
-            continue  # another name for memory that is already in the page
-        kept.append(layer)
-        pieces += cut.pieces
-        arrangements.append(cut.arrangement)
-    segments = _merge(pieces)
+    segments: list[Segment] = []
+    for cell in range(cells):
+        parts = {
+            layer: _heads_of(layer, tensor, specs[layer], cell, cells)
+            for layer, tensor in tensors.items()
+        }
+        pieces: list[Segment] = []
+        kept: list[str] = []
+        arrangements: list[str] = []
+        for layer in _page_order(parts):
+            cut = _cut(layer, parts[layer], block_count)
+            _check_page_bytes(layer, cut.pieces, specs[layer], cells)
+            if set(cut.pieces) & set(pieces):
+                continue  # another name for memory that is already in the page
+            kept.append(layer)
+            pieces += cut.pieces
+            arrangements.append(cut.arrangement)
+        segments += _merge(pieces)
     if len(segments) > MAX_SEGMENTS:
         raise LayoutError(f"a block lies in {len(segments)} pieces")
     return Geometry(
@@ -86,6 +99,18 @@ def geometry(
         device,
         device_index,
     )
+
+
+def _heads_of(layer: str, tensor: Any, spec: Any, cell: int, cells: int) -> Any:
+    """The part of a layer's tensor that has the heads of a cell."""
+    if cells == 1:
+        return tensor
+    heads, shape = spec.num_kv_heads, list(tensor.shape)
+    if len(shape) != 4 or shape[1] != heads or heads % cells != 0:
+        raise LayoutError(
+            f"{layer}: a tensor of shape {shape} cannot be cut into {cells} cells of {heads} heads"
+        )
+    return tensor.narrow(1, cell * heads // cells, heads // cells)
 
 
 def _page_order(tensors: Mapping[str, Any]) -> list[str]:
@@ -163,12 +188,17 @@ def _block_dim(layer: str, shape: Sequence[int], block_count: int) -> int:
     raise LayoutError(f"{layer}: no dimension of shape {list(shape)} counts {block_count} blocks")
 
 
-def _check_page_bytes(layer: str, pieces: Sequence[Segment], spec: Any) -> None:
-    found = sum(piece.size for piece in pieces)
-    for field in ("unpadded_page_size_bytes", "real_page_size_bytes", "page_size_bytes"):
-        expected = getattr(spec, field, None)
-        if expected is not None:
-            break
+def content_bytes(spec: Any) -> int:
+    """The bytes of a layer's block, without padding behind it."""
+    for field in ("unpadded_page_size_bytes", "real_page_size_bytes"):
+        if (size := getattr(spec, field, None)) is not None:
+            return size
+    size = spec.page_size_bytes
+    return size
+
+
+def _check_page_bytes(layer: str, pieces: Sequence[Segment], spec: Any, cells: int) -> None:
+    found, expected = sum(piece.size for piece in pieces) * cells, content_bytes(spec)
     if found != expected:
         raise LayoutError(f"{layer}: a block has {found} bytes, its spec says {expected}")
 

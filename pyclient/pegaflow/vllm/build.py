@@ -18,6 +18,7 @@ from pegaflow.engine.config import (
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, geometry
 from pegaflow.vllm import adapters, drafts, kv_scales, namespace, ranks, weights
+from pegaflow.vllm.grid import Grid, NoGrid, read_grid
 from pegaflow.vllm.kinds import read_kinds
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.plans import BlockRules
@@ -77,6 +78,17 @@ def _refusal(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
     )
 
 
+def _grid(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Grid | None:
+    """
+    Raises:
+        Unservable: the engine is configured to share blocks with other sizes, and cannot.
+    """
+    try:
+        return read_grid(vllm_config, kv_cache_config, settings.tp_sizes)
+    except NoGrid as error:
+        raise Unservable(str(error), error.kind) from None
+
+
 def instance_id(vllm_config: Any, environ: Mapping[str, str] = os.environ) -> str:
     """The name of the engine core (one data-parallel rank), equal in its scheduler and workers."""
     parallel = vllm_config.parallel_config
@@ -122,6 +134,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         log.info("pegaflow: %s", remark)
     if reason := _refusal(vllm_config, kv_cache_config, settings):
         raise Unservable(reason, kind_of_refusal(vllm_config, kv_cache_config))
+    _grid(vllm_config, kv_cache_config, settings)
     rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
     transfer = vllm_config.kv_transfer_config
@@ -222,6 +235,7 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
         if _refusal(vllm_config, kv_cache_config, settings):
             raise Unservable("")
         path = _socket(settings)
+        grid = _grid(vllm_config, kv_cache_config, settings)
     except Unservable:
         # The scheduler's side has logged the reason.
         return WorkerOff(by_request=fails_by_request(kv_cache_config))
@@ -229,7 +243,7 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
     def make_mover(kv_caches: Any) -> Any:
         return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
 
-    place = ranks.place(vllm_config, kv_cache_config)
+    place = ranks.place(vllm_config, kv_cache_config, grid.own if grid else 0)
     ahead = StepsAhead(bool(vllm_config.scheduler_config.async_scheduling))
     return WorkerSide(
         make_mover,
@@ -251,21 +265,23 @@ def _make_mover(
     from pegaflow import _native
 
     kinds = _kinds(vllm_config, kv_cache_config)
+    grid = _grid(vllm_config, kv_cache_config, settings)
     places = (
         read_geometries(kv_cache_config, kv_caches)
         if kinds is not None
-        else [read_geometry(kv_cache_config, kv_caches)]
+        else [read_geometry(kv_cache_config, kv_caches, grid)]
     )
     # Before the factors, which need a layer of each kind.
     of_kinds = _mover_kinds(kinds, places) if kinds is not None else []
     device = _make_device(places[0], settings)
-    factors = _factors(vllm_config, kv_cache_config, settings, kinds, places)
-    place = ranks.place(vllm_config, kv_cache_config)
+    factors = _factors(vllm_config, kv_cache_config, settings, kinds, places, grid)
+    place = ranks.place(vllm_config, kv_cache_config, grid.own if grid else 0)
     options = dict(
         rank=place.rank,
         ranks=place.ranks,
         shard=place.shard,
         shards=place.shards,
+        cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
         build=build(),
@@ -299,6 +315,7 @@ def _factors(
     settings: Settings,
     kinds: BlockKinds | None,
     places: Sequence[Geometry],
+    grid: Grid | None,
 ) -> namespace.Factors:
     """
     Raises:
@@ -334,6 +351,7 @@ def _factors(
         hash_unit=hash_unit(vllm_config, kv_cache_config),
         layers=where.layers,
         arrangements=where.arrangements,
+        grid=grid,
     )
     return listed + scales
 
@@ -405,8 +423,11 @@ class _OnStream:
         return self._mover.follow(within_s, stream)
 
 
-def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometry:
-    """The places of the blocks of the only cache group.
+def read_geometry(
+    kv_cache_config: Any, kv_caches: Mapping[str, Any], grid: Grid | None = None
+) -> Geometry:
+    """The places of the blocks of the only cache group; with a grid, those of the rank's cells one
+    after the other.
 
     Raises:
         Unservable: the tensors have an unknown layout, or layers share them.
@@ -416,7 +437,11 @@ def read_geometry(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Geometr
         raise Unservable(f"layers that share the KV of others are not supported yet: {others[0]}")
     try:
         return geometry(
-            kv_caches, group.layer_names, _layer_specs(group), kv_cache_config.num_blocks
+            kv_caches,
+            group.layer_names,
+            _layer_specs(group),
+            kv_cache_config.num_blocks,
+            cells=grid.own if grid else 1,
         )
     except LayoutError as error:
         raise Unservable(str(error)) from None

@@ -23,6 +23,7 @@ from typing import Any
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry
 from pegaflow.vllm import drafts, ranks
+from pegaflow.vllm.grid import Grid
 
 Factors = list[tuple[str, str]]
 
@@ -49,8 +50,8 @@ def hash_fingerprint(algorithm: str, instance: str) -> str:
     return hash_fn(seed).hex()
 
 
-def spec_factor(spec: Any) -> str:
-    """The meaning of the bytes of one layer's pages.
+def spec_factor(spec: Any, heads: int = 0) -> str:
+    """The meaning of the bytes of one layer's pages, or of a cell with that number of KV heads.
 
     A separate list, not the dataclass, and only values that differ from the default: a field that a
     later release adds with a default must not change the namespace.
@@ -58,6 +59,8 @@ def spec_factor(spec: Any) -> str:
     values = [f"block_size={spec.block_size}"]
     for name, default in _SPEC_FIELDS:
         value = getattr(spec, name, default)
+        if name == "num_kv_heads" and heads:
+            value = heads
         if value is not None and value != default:
             if isinstance(value, enum.Enum):
                 value = int(value) if isinstance(value, enum.IntEnum) else value.name
@@ -101,16 +104,21 @@ def factors(
     hash_unit: int,
     layers: Sequence[str],
     arrangements: Sequence[str],
+    grid: Grid | None = None,
 ) -> Factors:
     """The list, in its fixed order, followed by the factors that only some engines have.
 
     ``weights``, ``processor`` and ``draft_weights`` identify the contents of files (weights.py).
     ``layers`` are the names in the page's order, ``arrangements`` the byte order of each of them
-    (layout.Geometry); both come from the registered tensors.
+    (layout.Geometry); both come from the registered tensors. With a ``grid`` the list is that of
+    its cells, equal for all tensor-parallel sizes.
     """
     (group,) = kv_cache_config.kv_cache_groups
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    spec_texts = [spec_factor(specs[layer] if specs else group.kv_cache_spec) for layer in layers]
+    heads = grid.heads if grid else 0
+    spec_texts = [
+        spec_factor(specs[layer] if specs else group.kv_cache_spec, heads) for layer in layers
+    ]
     # All ranks of an instance have one list, although each stage has its own layers. The format of
     # each layer follows from the model, its stages and the skipped layers.
     is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
@@ -123,7 +131,8 @@ def factors(
         "layers": ranks.stages(vllm_config) if is_staged else ",".join(layers),
     }
     files = Files(weights, processor, draft_weights)
-    return _listed(vllm_config, kv_cache_config, blocks, files, instance)
+    listed = _listed(vllm_config, kv_cache_config, blocks, files, instance)
+    return _of_cells(listed, grid) if grid else listed
 
 
 def factors_of_kinds(
@@ -167,6 +176,12 @@ def factors_of_kinds(
         more.append(("page_bytes", " || ".join(page_bytes)))
     files = Files(weights, processor)
     return _listed(vllm_config, kv_cache_config, blocks, files, instance) + more
+
+
+def _of_cells(listed: Factors, grid: Grid) -> Factors:
+    """The grid stands for the sizes that it is made for."""
+    of_grid = {"tp": f"grid of {grid.cells}", "replicas": "any"}
+    return [(name, of_grid.get(name, text)) for name, text in listed]
 
 
 def _by_layer(group: Any) -> list[tuple[str, Any]]:

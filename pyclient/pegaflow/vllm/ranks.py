@@ -23,19 +23,24 @@ class Place:
     shard: int
     shards: int
     saves: bool  #: The lowest rank of its shard.
+    #: The consecutive shards that it holds, from ``shard`` on, if tensor-parallel sizes share
+    #: blocks (grid.py); 0: one.
+    cells: int = 0
 
 
-def place(vllm_config: Any, kv_cache_config: Any) -> Place:
-    """The place of the worker whose configuration this is."""
+def place(vllm_config: Any, kv_cache_config: Any, cells: int = 0) -> Place:
+    """The place of the worker whose configuration this is. ``cells``: see Place."""
     parallel = vllm_config.parallel_config
     tensor, same = parallel.tensor_parallel_size, replicas(vllm_config, kv_cache_config)
     stage, within = divmod(parallel.rank, tensor)
+    each = cells or 1
     return Place(
         rank=parallel.rank,
         ranks=parallel.world_size,
-        shard=stage * (tensor // same) + within // same,
-        shards=parallel.pipeline_parallel_size * (tensor // same),
+        shard=(stage * (tensor // same) + within // same) * each,
+        shards=parallel.pipeline_parallel_size * (tensor // same) * each,
         saves=within % same == 0,
+        cells=cells,
     )
 
 
@@ -65,11 +70,11 @@ def replicas(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def _replicas(model: Any, tensor: int) -> int:
-    heads = _kv_heads(model)
+    heads = kv_heads(model)
     return tensor // min(heads, tensor) if heads and tensor % heads == 0 else 1
 
 
-def _kv_heads(model: Any) -> int:
+def kv_heads(model: Any) -> int:
     """KV heads of every layer; 0 if the configuration does not have it as one plain number."""
     config = getattr(model, "hf_text_config", model.hf_config)
     values = config.to_dict() if hasattr(config, "to_dict") else vars(config)
