@@ -272,6 +272,15 @@ def test_each_token_has_the_log_probability_of_the_baseline_within_the_bound(shi
     assert len(forced_differences(right, other, BFLOAT16_BOUND)[0]) == errors
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "granite"])
+def test_a_prompt_ends_a_token_behind_the_state_that_is_loaded_for_it(name):
+    subject = MODELS[name]
+    prompt = PromptMaker(1, 2048).tokens(subject.lengths[0])
+    servers = servers_of(subject)
+    servers.ask(prompt, [7] * 32)
+    assert servers.ask(prompt, [7] * 32).loaded_tokens == len(prompt) - 1
+
+
 def test_the_largest_shift_is_that_of_the_tokens_in_common():
     right = answer_of(1, 2, 3, 4)
     other = dataclasses.replace(right, tokens=(1, 2, 8, 4), logprobs=(-2.0, -2.03, -9.0, -9.0))
