@@ -1,7 +1,8 @@
 """An engine that sleeps copies nothing, and finds its blocks again if it kept its weights."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -184,19 +185,42 @@ def test_only_workers_of_vllm_alone_keep_their_weights(two, monkeypatch, part):
     assert sleep.weights_stay(core) == (part is None)
 
 
-def test_a_sleep_that_failed_lends_nothing_to_a_later_pause(two, prompt):
+def block_in_use(engine: Engine, core: EngineCore) -> Callable[[], None]:
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    held = pool.get_new_blocks(1)
+    return lambda: pool.free_blocks(held)
+
+
+def worker_that_fails(engine: Engine, core: EngineCore) -> Callable[[], None]:
+    """Before vLLM empties its caches."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("planted")
+
+    working, core.model_executor.collective_rpc = core.model_executor.collective_rpc, fail
+    return lambda: setattr(core.model_executor, "collective_rpc", working)
+
+
+@pytest.mark.parametrize("obstacle", [block_in_use, worker_that_fails])
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_a_sleep_that_failed_lends_nothing_to_a_later_pause(two, prompt, obstacle, mode):
     a, b = two
     tokens = prompt(300)
     loaded(a, "a", tokens)
-    pool = a.scheduler.kv_cache_manager.block_pool
-    held = pool.get_new_blocks(1)
     core = core_of(a)
+    remove = obstacle(a, core)
+    if mode == "wait":
+        a.add("running", prompt(40), 5)
+        a.run(lambda: bool(a.scheduler.running))
 
     with pytest.raises(RuntimeError):
-        core.sleep(1)
+        pending = core.sleep(1, mode)
+        drain(a, core)
+        pending.result(timeout=0)
     core.wake_up()
-    pool.free_blocks(held)
+    remove()
     core.pause_scheduler("abort")
+    drain(a, core)
     core.resume_scheduler()
 
     assert loaded(a, "gone", tokens) == 0
@@ -403,18 +427,58 @@ def test_a_failure_while_falling_asleep_ends_the_copies_and_disables_the_cache(p
         engine.check_at_rest(planted_errors=True)
 
 
+@dataclasses.dataclass
+class _Done:
+    """A load that has succeeded, as the native module reports it."""
+
+    id: int
+    kind: str = "load"
+    blocks: int = 2
+    bytes: int = 8192
+    took_s: float = 0.01
+    copying_s: float = 0.0
+    error: str | None = None
+    error_code: str | None = None
+    cut: str = ""
+    failed_blocks: tuple[int, ...] = ()
+    verified: int = 0
+    corrupt: int = 0
+
+
 class _Mover:
+    """Ends a load when it is cancelled, too late to stop it."""
+
     def __init__(self) -> None:
         self.closed = False
+        self._done: list[_Done] = []
+
+    def load(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def cancel_load(self, load: int) -> None:
+        self._done.append(_Done(load))
 
     def finished_fd(self) -> int:
         return 0
 
-    def take_finished(self) -> list[Any]:
-        return []
+    def take_finished(self) -> list[_Done]:
+        done, self._done = self._done, []
+        return done
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_a_load_that_ends_while_the_engine_falls_asleep_counts_as_failed():
+    side = WorkerSide(lambda _: _Mover())
+    side.register({})
+    side.start_loads(StepPlan(loads=[LoadOrder(5, "r", b"t" * 16, 0, [7, 9])]))
+
+    side.unregister()
+
+    assert not side.mover.closed
+    assert side.reports.take_received() == {"r"}
+    assert side.reports.take_bad_blocks() == {7, 9}
+    assert side.reports.take_report().loads[5].error == "discarded"
 
 
 def test_tensors_that_moved_are_registered_again():
