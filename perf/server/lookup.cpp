@@ -1,6 +1,7 @@
 /// \file
 /// `pegaflow-perf lookup`: the cost of a lookup, beside an echo of the same bytes.
 
+#include <functional>
 #include <iostream>
 #include <thread>
 
@@ -9,6 +10,7 @@
 #include "perf/lib/command.h"
 #include "perf/lib/echo.h"
 #include "perf/lib/workload.h"
+#include "perf/server/kind_chains.h"
 
 namespace pegaflow::perf {
 namespace {
@@ -46,18 +48,19 @@ struct Contest {
   const harness::Child& echo_server;
 };
 
-/// Draws new keys for each `call`, so that the server's index is as cold as with real prompts.
+/// The keys of a call, by its number: new ones each time, so that the server's index is as cold as
+/// with real prompts.
+using DrawKeys = std::function<std::vector<BlockKey>(std::uint64_t)>;
+
 /// Returns the microseconds of each call, and the mean processor time of `process` per call.
 template <typename Call>
 Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& process,
-                                                         const KeySource& keys,
-                                                         std::uint64_t blocks, std::size_t count,
-                                                         std::size_t calls, std::uint64_t& draw,
-                                                         Call&& call) {
+                                                         const DrawKeys& keys, std::size_t calls,
+                                                         std::uint64_t& draw, Call&& call) {
   std::vector<double> samples;
   PEGA_TRY_LET(const Duration begin, process.cpu_time());
   for (std::size_t i = 0; i < calls; ++i) {
-    const std::vector<BlockKey> asked = keys.drawn(blocks, count, draw++);
+    const std::vector<BlockKey> asked = keys(draw++);
     Result<void> answered;
     samples.push_back(timed([&] { answered = call(asked); }));
     PEGA_TRY(answered);
@@ -68,8 +71,8 @@ Result<std::pair<std::vector<double>, double>> run_calls(const harness::Child& p
 }
 
 /// Alternates rounds of lookups, of echoes with a long response and of echoes with a short one.
-Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t blocks,
-                        std::size_t count, std::size_t rounds, std::size_t calls) {
+Result<Lookups> compare(Contest contest, const DrawKeys& keys, std::size_t count,
+                        std::size_t rounds, std::size_t calls) {
   const auto lookup = [&](const std::vector<BlockKey>& asked) {
     return expect_all(perf::lookup(contest.client, asked), count);
   };
@@ -90,11 +93,9 @@ Result<Lookups> compare(Contest contest, const KeySource& keys, std::uint64_t bl
   Rounds cpu;
   std::uint64_t draw = 0;
   for (std::size_t round = 0; round <= rounds; ++round) {
-    PEGA_TRY_LET(auto ours, run_calls(contest.server, keys, blocks, count, calls, draw, lookup));
-    PEGA_TRY_LET(auto echoed,
-                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, back));
-    PEGA_TRY_LET(auto brief,
-                 run_calls(contest.echo_server, keys, blocks, count, calls, draw, there));
+    PEGA_TRY_LET(auto ours, run_calls(contest.server, keys, calls, draw, lookup));
+    PEGA_TRY_LET(auto echoed, run_calls(contest.echo_server, keys, calls, draw, back));
+    PEGA_TRY_LET(auto brief, run_calls(contest.echo_server, keys, calls, draw, there));
     if (round == 0) continue;  // Warms up caches, socket buffers and the processor.
     cpu.add({ours.second}, {echoed.second});
     beside_there.add(ours.first, std::move(brief.first));
@@ -117,11 +118,12 @@ std::string spread_of(const Samples& samples, double scale) {
                      format_number(samples.quantile(0.9) / scale));
 }
 
-void report_many(const Lookups& found, const Params& params, std::vector<Figure>& figures) {
+void report_many(const std::string& what, const Lookups& found, const Params& params,
+                 std::vector<Figure>& figures) {
   constexpr double kScale = kMicrosecondsPerMillisecond;
   for (const double fraction : {0.5, 0.9, 0.99}) {
     const bool is_median = fraction == 0.5;
-    Figure figure{.run = fmt::format("lookup of 8,192 keys, p{:g}", fraction * 100),
+    Figure figure{.run = fmt::format("{}, p{:g}", what, fraction * 100),
                   .params = params,
                   .figure = found.and_back.figure.quantile(fraction) / kScale,
                   .unit = "ms",
@@ -133,7 +135,7 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
     if (is_median) figure.target = 2;
     figures.push_back(std::move(figure));
   }
-  figures.push_back({.run = "lookup of 8,192 keys, p99",
+  figures.push_back({.run = what + ", p99",
                      .params = params,
                      .figure = found.and_back.figure.quantile(0.99) / kScale,
                      .unit = "ms",
@@ -141,7 +143,7 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
                      .bound_name = "1 ms, on an idle machine only",
                      .n = found.and_back.figure.count(),
                      .spread = spread_of(found.and_back.figure, kScale)});
-  figures.push_back({.run = "lookup of 8,192 keys, p50",
+  figures.push_back({.run = what + ", p50",
                      .params = params,
                      .figure = found.there.figure.median() / kScale,
                      .unit = "ms",
@@ -150,7 +152,7 @@ void report_many(const Lookups& found, const Params& params, std::vector<Figure>
                      .target = std::nullopt,
                      .n = found.there.figure.count(),
                      .spread = spread_of(found.there)});
-  figures.push_back({.run = "lookup of 8,192 keys, CPU of the server",
+  figures.push_back({.run = what + ", CPU of the server",
                      .params = params,
                      .figure = found.cpu.figure.median() / kScale,
                      .unit = "ms",
@@ -229,14 +231,35 @@ Result<std::vector<Figure>> measure(Contest contest, const std::string& socket,
                                     std::size_t rounds) {
   const auto population = static_cast<std::uint64_t>(blocks);
   std::vector<Figure> figures;
+  const auto drawn = [&](std::size_t count) {
+    return [&keys, population, count](std::uint64_t draw) {
+      return keys.drawn(population, count, draw);
+    };
+  };
   progress("8,192 keys, alternating with echoes");
-  PEGA_TRY_LET(const Lookups many, compare(contest, keys, population, kManyKeys, rounds, 16));
-  report_many(many, {{"blocks", blocks}, {"keys", std::int64_t{kManyKeys}}}, figures);
+  PEGA_TRY_LET(const Lookups many, compare(contest, drawn(kManyKeys), kManyKeys, rounds, 16));
+  report_many("lookup of 8,192 keys", many, {{"blocks", blocks}, {"keys", std::int64_t{kManyKeys}}},
+              figures);
   progress("one key");
-  PEGA_TRY_LET(const Lookups one, compare(contest, keys, population, 1, rounds, 100));
+  PEGA_TRY_LET(const Lookups one, compare(contest, drawn(1), 1, rounds, 100));
   PEGA_TRY_LET(const Samples client, ask_client(socket, keys, population, rounds * 100));
   report_one(one, client, {{"blocks", blocks}, {"keys", std::int64_t{1}}}, figures);
   return figures;
+}
+
+/// Figures of prompts with several kinds of blocks, which lie in the same index as all others.
+Result<void> measure_kinds(Contest contest, std::uint64_t seed, std::int64_t blocks,
+                           std::size_t rounds, std::vector<Figure>& figures) {
+  progress("8,192 units with four kinds of blocks");
+  PEGA_TRY_LET(const KindChains chains, KindChains::fill(contest.client, seed));
+  PEGA_TRY_LET(const Lookups found,
+               compare(
+                   contest, [&](std::uint64_t draw) { return chains.prompt(draw); },
+                   KindChains::kUnits, rounds, 16));
+  report_many("lookup of 8,192 units, 4 kinds", found,
+              {{"blocks", blocks}, {"keys", std::int64_t{KindChains::kUnits}}, {"kinds", 4}},
+              figures);
+  return {};
 }
 
 }  // namespace
@@ -245,6 +268,7 @@ Outcome run_lookup(int argc, const char* const* argv) {
   CommonOptions common;
   std::int64_t blocks = 1'000'000;
   std::int64_t rounds = 50;
+  bool kinds = false;
   OptionTable table("pegaflow-perf lookup",
                     "Measures lookups over the socket in a full index, beside an echo of the same "
                     "bytes.");
@@ -252,6 +276,9 @@ Outcome run_lookup(int argc, const char* const* argv) {
   table.integer("blocks", blocks, 1, 10'000'000, "Sealed blocks of 4 KiB; a million take 4 GiB.");
   table.integer("rounds", rounds, 1, 1000,
                 "Rounds; each has 16 lookups and 16 echoes of each kind.");
+  table.flag("kinds", kinds,
+             "Also measure prompts of 8,192 units with full attention, windows, chunks and states; "
+             "their blocks take 300 MiB more.");
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
@@ -262,8 +289,9 @@ Outcome run_lookup(int argc, const char* const* argv) {
                        format_number(static_cast<double>(blocks))));
   PEGA_TRY_LET(
       harness::ServerProcess server,
-      harness::ServerProcess::start(
-          {.program = common.server, .pool_size = std::to_string(pool_bytes_for(population))}));
+      harness::ServerProcess::start({.program = common.server,
+                                     .pool_size = std::to_string(pool_bytes_for(
+                                         population + (kinds ? KindChains::kBlocks : 0)))}));
   kj::AsyncIoContext io = kj::setupAsyncIo();
   PEGA_TRY_LET(const auto client, harness::WireClient::connect(io, server.socket_path()));
   PEGA_TRY(client->register_worker("perf", kSmallPageBytes, 1024));
@@ -273,12 +301,21 @@ Outcome run_lookup(int argc, const char* const* argv) {
   std::uint64_t next_job = 1;
   PEGA_TRY(fill(*client, keys, population, next_job));
 
-  PEGA_TRY_LET(std::vector<Figure> figures,
-               measure({.client = *client,
-                        .server = server.process(),
-                        .echo = *echo,
-                        .echo_server = echo_process.process()},
-                       server.socket_path(), keys, blocks, static_cast<std::size_t>(rounds)));
+  Contest contest{.client = *client,
+                  .server = server.process(),
+                  .echo = *echo,
+                  .echo_server = echo_process.process()};
+  PEGA_TRY_LET(std::vector<Figure> figures, measure(contest, server.socket_path(), keys, blocks,
+                                                    static_cast<std::size_t>(rounds)));
+  if (kinds) {
+    PEGA_TRY_LET(const auto other, harness::WireClient::connect(io, server.socket_path()));
+    PEGA_TRY(measure_kinds({.client = *other,
+                            .server = contest.server,
+                            .echo = contest.echo,
+                            .echo_server = contest.echo_server},
+                           static_cast<std::uint64_t>(common.seed), blocks,
+                           static_cast<std::size_t>(rounds), figures));
+  }
   return Report{.title = "pegaflow-perf lookup",
                 .figures = std::move(figures),
                 .conditions = conditions,

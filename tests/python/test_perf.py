@@ -33,6 +33,15 @@ def test_lookup():
     assert all(figure["figure"] > 0 for figure in figures)
 
 
+def test_lookup_of_several_kinds():
+    figures = lines_of("lookup", "--kinds", "--blocks", "20000", "--rounds", "2")
+    median = next(f for f in figures if f["run"] == "lookup of 8,192 units, 4 kinds, p50")
+    assert median["bound_name"] == "echo of the same bytes"
+    assert median["target"] == 2
+    assert median["params"] == {"blocks": 20000, "keys": 8192, "kinds": 4}
+    assert sum("4 kinds" in f["run"] for f in figures) == 6
+
+
 def test_copy_checks_every_byte():
     figures = lines_of("copy", "--check", "--pages", "64kb,4mb", "--rounds", "2", "--threads", "2")
     assert [f["params"]["page_bytes"] for f in figures] == [65536] * 3 + [4194304] * 3
