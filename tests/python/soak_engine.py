@@ -21,7 +21,7 @@ _BEYOND = 8
 _MOST_SHOWN = 5
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=4_000)
 def _page(seed: int, values: tuple[int, ...], slot_bytes: int) -> bytes:
     """The slots of these tokens, as PegaKindsEngine._slot has them one by one."""
     words = np.arange(slot_bytes // 8, dtype=np.uint64)
