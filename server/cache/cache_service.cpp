@@ -391,7 +391,9 @@ Result<std::size_t> CacheService::publish(const Id128& connection, const JobId& 
   const std::uint64_t sealed_before = store_->stats().insertions;
   auto left = store_->publish(*caller->holder, job, kPublishSlice);
   const std::uint64_t sealed = store_->stats().insertions - sealed_before;
-  if (const auto kind = space ? kind_of(instance, *space) : std::nullopt; kind) {
+  // An instance that was never complete has no sizes, and nothing that it could seal.
+  const auto kind = space && sealed != 0 ? kind_of(instance, *space) : std::nullopt;
+  if (kind) {
     const std::uint64_t bytes = sealed * instance.block_bytes[*kind];
     counted(instance, *kind).saved_blocks += sealed;
     counted(instance, *kind).saved_bytes += bytes;

@@ -104,6 +104,32 @@ TEST_SUITE("a claim of another engine") {
   }
 }
 
+TEST_SUITE("a save of another engine") {
+  TEST_CASE("is not published by a rank whose instance is incomplete, and the server continues") {
+    ServerProcess server;
+    auto io = kj::setupAsyncIo();
+    WireClient owner(io, server.socket());
+    owner.hello();
+    auto registered = owner.register_rank(registration("owner", kPage));
+    REQUIRE(registered);
+    const std::vector<BlockKey> keys = make_keys(1, 3);
+    const JobId job{owner.process(), 1};
+    REQUIRE(owner.reserve(job, keys, 0, 0));
+    WireClient other(io, server.socket());
+    other.hello();
+    Registration half = registration("half", kPage);
+    half.ranks = 2;  // The namespace is the owner's, and the other rank never comes.
+    REQUIRE(other.register_rank(half));
+
+    const auto published = other.publish(job);
+
+    REQUIRE_FALSE(published);
+    CHECK(published.error().code == Errc::kGone);
+    CHECK(owner.publish(job));
+    CHECK(owner.lookup(keys).blocks == 3);
+  }
+}
+
 TEST_SUITE("a client that repeats itself") {
   TEST_CASE("20,000 registrations on one connection export one pool") {
     ServerProcess server;
