@@ -100,6 +100,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   struct ClaimOfKinds {
     CacheService::Restorable claimed;  ///< 0 units: none was made.
     cluster::Arrival arrival;
+    bool is_ended = false;  ///< ended() was called for it: no claim may be made under its token.
   };
   /// Claims, under `token`, the longest prefix for which each block is here or at one owner, if it
   /// is longer than the one that is restorable from this node and the missing blocks can be fetched
@@ -110,7 +111,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
                                                    std::span<const BlockKey> units,
                                                    std::size_t local_units,
                                                    const cluster::ComputeTime& compute = {});
-  /// Call it when the claim has ended: an extend() in flight must not create it again. Idempotent.
+  /// Call it when the claim has ended: an extend() or claim_kinds() in flight must not create it
+  /// again. Idempotent.
   void ended(const Id128& token);
 
   /// Why an open() stopped waiting.

@@ -74,8 +74,8 @@ kj::Promise<Fetches::ClaimOfKinds> Fetches::make_claim(const OnePlanOfKinds& pla
       })
       .then([this, plan](bool is_claimed) {
         read_all(*plan);
-        extending_.erase(plan->token);
         ClaimOfKinds claim;
+        claim.is_ended = extending_.erase(plan->token) == 0;
         if (!is_claimed) return claim;
         ++stats_.claims_coming;
         claim.arrival = plan->arrival;

@@ -432,7 +432,9 @@ class SessionImpl final : public wire::Session::Server {
       KJ_IF_MAYBE (made, fetches_.claim_kinds(connection_, token, *units, local,
                                               compute_time_of(params))) {
         return made->then([this, call, measured](Fetches::ClaimOfKinds&& claim) mutable {
-          if (claim.claimed.units == 0) return claim_kinds_here(call, measured);
+          // A claim that has ended meanwhile would be held until the connection ends.
+          const bool is_made = claim.claimed.units != 0;
+          if (!is_made && !claim.is_ended) return claim_kinds_here(call, measured);
           auto results = call.getResults();
           results.setComing(static_cast<std::uint32_t>(claim.claimed.units));
           results.setFirstMicros(to_micros(claim.arrival.first));

@@ -1,4 +1,5 @@
 // Several kinds of blocks at several nodes: real servers, without faults.
+#include <csignal>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -126,6 +127,32 @@ TEST_SUITE("nodes, several kinds") {
     on_c.check_eight_arrive(1);
     CHECK(c.metric("pegaflow_fetch_bytes_total") == (8 + 3) * kPage);
     CHECK(b.metric("pegaflow_lent_bytes_total") == 0);
+  }
+
+  TEST_CASE("a claim that ends while another node is asked holds no block") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save_eight(1);
+    on_b.save(kFull, 1, {0, 1, 2, 3});
+    on_b.save(kWindow, 1, {1, 2, 3});
+    on_b.save(kState, 1, {1});
+    const Id128 token = Id128::random();
+    auto request = on_b.scheduler.session().claimRequest();
+    write_id(token, request.initToken());
+    write_keys(make_keys(1, 8), 32, request.initKeys());
+
+    a.signal(SIGSTOP);  // The engine waits no longer than a few milliseconds.
+    auto claiming = request.send();
+    REQUIRE(on_b.scheduler.unclaim(token));
+    a.signal(SIGCONT);
+    const auto claimed = claiming.wait(io.waitScope);
+
+    CHECK_FALSE(claimed.hasError());
+    CHECK(claimed.getReady() + claimed.getComing() == 0);
+    CHECK(claimed.getRanges().size() == 0);
+    check_nothing_is_left(b, std::nullopt);
+    on_b.check_eight_arrive(1);
   }
 
   TEST_CASE("blocks of a namespace that was reset at their node are not found by another") {

@@ -266,7 +266,9 @@ TEST_SUITE("kinds at peers") {
     f.give(0, kFull, 1, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
     f.give(0, kState, 1, {4});
     CHECK(f.reach(1, 10) == 0);
-    CHECK(f.claim_from_peers(kOne, 1, 10).claimed.units == 0);
+    const Claim claim = f.claim_from_peers(kOne, 1, 10);
+    CHECK(claim.claimed.units == 0);
+    CHECK_FALSE(claim.is_ended);
     CHECK(f.claim(kOne, 1, 10)->units == 8);
     // For a prompt that no peer knows, only the keys of the prefix are sent.
     const std::size_t asked = f.lenders[0].each_asked.size();
@@ -437,7 +439,9 @@ TEST_SUITE("kinds at peers") {
     KindsPeers f;
     f.give_eight(0, 1);
     f.lenders[0].before_lease = [&f]() { f.end(kOne); };
-    CHECK(f.claim_from_peers(kOne, 1, 8).claimed.units == 0);
+    const Claim claim = f.claim_from_peers(kOne, 1, 8);
+    CHECK(claim.claimed.units == 0);
+    CHECK(claim.is_ended);
     CHECK(f.service->stats().store.fetches == 0);
     f.check_rest();
   }
