@@ -160,6 +160,8 @@ class BlockStore {
   /// Bit i tells whether the block of keys[i] is sealed; at most 64 keys, each compared whole.
   /// Changes no counter and no recency.
   [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
+  /// As present_each(), of the blocks that a claim, pin or lease holds.
+  [[nodiscard]] std::uint64_t held_each(SpaceId space, std::span<const BlockKey> keys) const;
 
   /// Counts a lookup that its caller answered from present_each(): the first `found` of `keys` were
   /// found, and each other one is a miss, of its own reason or, if it is present, kBehindHole.
@@ -191,8 +193,15 @@ class BlockStore {
   /// From now on the claims of this holder under these tokens are as if made together. None of them
   /// is part of another group. Errors: kGone when one of them was revoked or has ended.
   Result<void> join_claims(HolderId holder, std::span<const Id128> tokens);
-  /// The bytes of blocks that the holder may still claim, if nothing holds them yet.
-  [[nodiscard]] std::uint64_t room_to_claim(HolderId holder) const;
+  /// The bytes in the pool that a holder may still claim.
+  struct ClaimRoom {
+    std::uint64_t bytes = 0;      ///< Rest of its instance's share, for all blocks.
+    std::uint64_t new_bytes = 0;  ///< Rest of the server's share, for blocks not held yet.
+  };
+  /// None for an unknown or lost holder.
+  [[nodiscard]] ClaimRoom room_to_claim(HolderId holder) const;
+  /// The bytes in the pool of each block of this generation; 0 if it is unknown or retired.
+  [[nodiscard]] std::uint64_t frame_bytes(SpaceId space) const;
   /// Ends a claim of this holder, and those made together with it; its pins stay. Unknown tokens
   /// are fine: the claim may have been revoked.
   void unclaim(HolderId holder, const Id128& token);

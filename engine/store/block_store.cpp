@@ -161,6 +161,10 @@ std::uint64_t BlockStore::present_each(SpaceId space, std::span<const BlockKey> 
   return impl_->reader.present_each(space, keys);
 }
 
+std::uint64_t BlockStore::held_each(SpaceId space, std::span<const BlockKey> keys) const {
+  return impl_->reader.held_each(space, keys);
+}
+
 void BlockStore::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
   impl_->reader.note_lookup(space, keys, found);
 }
@@ -183,8 +187,12 @@ Result<void> BlockStore::join_claims(HolderId holder, std::span<const Id128> tok
   return impl_->reader.join_claims(holder, tokens);
 }
 
-std::uint64_t BlockStore::room_to_claim(HolderId holder) const {
+BlockStore::ClaimRoom BlockStore::room_to_claim(HolderId holder) const {
   return impl_->reader.room_to_claim(holder);
+}
+
+std::uint64_t BlockStore::frame_bytes(SpaceId space) const {
+  return impl_->reader.frame_bytes(space);
 }
 
 void BlockStore::unclaim(HolderId holder, const Id128& token) {

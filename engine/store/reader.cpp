@@ -34,16 +34,25 @@ std::size_t Reader::present(SpaceId space, std::span<const BlockKey> keys) const
   return where == nullptr ? 0 : blocks_.table().readable_prefix(where->shape, space, keys);
 }
 
-std::uint64_t Reader::present_each(SpaceId space, std::span<const BlockKey> keys) const {
+template <typename Has>
+std::uint64_t Reader::mask_of(SpaceId space, std::span<const BlockKey> keys, Has has) const {
   PEGA_ASSERT(keys.size() <= 64, "{} keys in one mask", keys.size());
   const Space* const where = spaces_.live(space);
   if (where == nullptr) return 0;
   std::uint64_t bits = 0;
   blocks_.table().find_each(where->shape, space, keys, [&](std::size_t i, FrameIndex frame) {
-    bits |= std::uint64_t{blocks_.table().is_readable(frame)} << i;
+    bits |= std::uint64_t{blocks_.table().is_readable(frame) && has(frame)} << i;
     return true;
   });
   return bits;
+}
+
+std::uint64_t Reader::present_each(SpaceId space, std::span<const BlockKey> keys) const {
+  return mask_of(space, keys, [](FrameIndex) { return true; });
+}
+
+std::uint64_t Reader::held_each(SpaceId space, std::span<const BlockKey> keys) const {
+  return mask_of(space, keys, [this](FrameIndex frame) { return blocks_[frame].holds != 0; });
 }
 
 // ---- misses
@@ -170,9 +179,15 @@ Result<void> Reader::join_claims(HolderId holder, std::span<const Id128> tokens)
   return {};
 }
 
-std::uint64_t Reader::room_to_claim(HolderId holder) {
+BlockStore::ClaimRoom Reader::room_to_claim(HolderId holder) {
   const Holder* const owner = holders_.active(holder);
-  return owner == nullptr ? 0 : std::min(holders_.room(*owner), blocks_.room_to_hold());
+  if (owner == nullptr) return {};
+  return {.bytes = holders_.room(*owner), .new_bytes = blocks_.room_to_hold()};
+}
+
+std::uint64_t Reader::frame_bytes(SpaceId space) const {
+  const Space* const where = spaces_.live(space);
+  return where == nullptr ? 0 : blocks_.frame_bytes(where->shape);
 }
 
 void Reader::unclaim(HolderId holder, const Id128& token) {

@@ -40,6 +40,7 @@ class Reader {
   [[nodiscard]] std::size_t lookup(SpaceId space, std::span<const BlockKey> keys);
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
+  [[nodiscard]] std::uint64_t held_each(SpaceId space, std::span<const BlockKey> keys) const;
   void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found);
 
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
@@ -48,7 +49,8 @@ class Reader {
                                  std::span<const BlockKey> keys);
   Result<bool> claim_together(HolderId holder, std::span<const BlockStore::ClaimPart> parts);
   Result<void> join_claims(HolderId holder, std::span<const Id128> tokens);
-  [[nodiscard]] std::uint64_t room_to_claim(HolderId holder);
+  [[nodiscard]] BlockStore::ClaimRoom room_to_claim(HolderId holder);
+  [[nodiscard]] std::uint64_t frame_bytes(SpaceId space) const;
   void unclaim(HolderId holder, const Id128& token);
   [[nodiscard]] std::optional<SpaceId> space_of_claim(const Id128& token) const;
   [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
@@ -75,6 +77,10 @@ class Reader {
   void report(BlockStore::Stats& stats) const;
 
  private:
+  /// Bit i: the block of keys[i] is readable, and `has` returns true for its frame.
+  template <typename Has>
+  [[nodiscard]] std::uint64_t mask_of(SpaceId space, std::span<const BlockKey> keys, Has has) const;
+
   struct Counters {
     std::uint64_t lookups = 0;
     std::uint64_t lookup_hits = 0;

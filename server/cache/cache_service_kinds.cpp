@@ -18,11 +18,32 @@ class StoredBlocks final : public engine::BlockPresence {
  public:
   StoredBlocks(const engine::BlockStore& store, const engine::NamespaceTable::Namespace& space,
                std::span<const BlockKey> units)
-      : store_(store), space_(space), keys_(space.rules, units) {}
+      : store_(store),
+        space_(space),
+        keys_(space.rules, units),
+        not_held_(space.kinds.size(), {0}) {}
 
   std::uint64_t present(std::size_t kind, std::size_t first, std::size_t count) override {
     return store_.present_each(space_.space(kind),
                                keys_.of(kind, {.first = first, .count = count}, scratch_));
+  }
+
+  [[nodiscard]] std::uint64_t frame_bytes(std::size_t kind) const {
+    return store_.frame_bytes(space_.space(kind));
+  }
+
+  /// The number of blocks of a range, all of them present, that nothing holds yet. Looks at each
+  /// block once.
+  [[nodiscard]] std::size_t count_not_held(std::size_t kind, const engine::BlockRange& range) {
+    std::vector<std::size_t>& sums = not_held_[kind];
+    while (sums.size() <= range.end()) {
+      const std::size_t first = sums.size() - 1;
+      const std::size_t count = std::min<std::size_t>(64, range.end() - first);
+      const std::uint64_t held = store_.held_each(
+          space_.space(kind), keys_.of(kind, {.first = first, .count = count}, scratch_));
+      for (std::size_t i = 0; i < count; ++i) sums.push_back(sums.back() + (~held >> i & 1));
+    }
+    return sums[range.end()] - sums[range.first];
   }
 
  private:
@@ -30,6 +51,8 @@ class StoredBlocks final : public engine::BlockPresence {
   const engine::NamespaceTable::Namespace& space_;
   engine::UnitKeys keys_;
   std::vector<BlockKey> scratch_;
+  /// By kind: element i counts the blocks before block i that nothing holds.
+  std::vector<std::vector<std::size_t>> not_held_;
 };
 
 }  // namespace
@@ -59,17 +82,22 @@ class CacheService::PromptSearch {
     return found;
   }
 
-  /// The longest prefix shorter than `tokens` whose blocks have at most `room` bytes; 0: none.
-  /// `block_bytes` is by kind.
-  [[nodiscard]] std::uint64_t shorter(std::uint64_t tokens, std::uint64_t room,
-                                      std::span<const std::uint64_t> block_bytes) {
+  /// The longest prefix shorter than `tokens` that can be claimed within `room`; 0: none.
+  [[nodiscard]] std::uint64_t shorter(std::uint64_t tokens,
+                                      const engine::BlockStore::ClaimRoom& room) {
     const std::vector<std::uint64_t> lengths = all();
     const auto fits = [&](std::uint64_t length) {
+      const Restorable prefix = restorable(length);
       std::uint64_t bytes = 0;
-      for (const Restorable::Range& range : restorable(length).ranges) {
-        bytes += range.blocks.count * block_bytes[range.kind];
+      for (const auto& [kind, blocks] : prefix.ranges) {
+        bytes += blocks.count * blocks_.frame_bytes(kind);
       }
-      return length < tokens && bytes <= room;
+      if (length >= tokens || bytes > room.bytes) return false;
+      std::uint64_t new_bytes = 0;
+      for (const auto& [kind, blocks] : prefix.ranges) {
+        new_bytes += blocks_.count_not_held(kind, blocks) * blocks_.frame_bytes(kind);
+      }
+      return new_bytes <= room.new_bytes;
     };
     const auto found = std::find_if(lengths.rbegin(), lengths.rend(), fits);
     return found == lengths.rend() ? 0 : *found;
@@ -174,8 +202,7 @@ Result<CacheService::Restorable> CacheService::claim_restorable(const Id128& con
   PEGA_TRY_LET(const bool is_claimed, claim_all(*caller, token, units, found));
   if (is_claimed) return found;
   // In one event-loop iteration no block is lost: a limit allows less.
-  found = search.restorable(
-      search.shorter(tokens, store_->room_to_claim(*caller->holder), instance.block_bytes));
+  found = search.restorable(search.shorter(tokens, store_->room_to_claim(*caller->holder)));
   PEGA_TRY_LET(const bool is_shorter_claimed, claim_all(*caller, token, units, found));
   return is_shorter_claimed ? found : search.restorable(0);
 }

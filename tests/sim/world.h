@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,6 +141,8 @@ class World {
   void lookup();
   void claim();
   void claim_together(engine::HolderId holder, std::uint32_t instance);
+  [[nodiscard]] bool fits_together(engine::HolderId holder,
+                                   std::span<const engine::BlockStore::ClaimPart> parts) const;
   void unclaim();
   void open();
   /// Checks the result of open() and begins to read what it pinned.

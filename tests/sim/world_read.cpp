@@ -1,6 +1,8 @@
 // The processes' calls and copies for loads.
 
 #include <algorithm>
+#include <bit>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -67,6 +69,27 @@ void World::claim() {
   claims_.push_back(std::move(made));
 }
 
+/// Whether the store says that all blocks of the parts are present and within the limits.
+bool World::fits_together(engine::HolderId holder,
+                          std::span<const engine::BlockStore::ClaimPart> parts) const {
+  std::uint64_t bytes = 0;
+  std::uint64_t new_bytes = 0;
+  for (const engine::BlockStore::ClaimPart& part : parts) {
+    const std::uint64_t frame_bytes = store_->frame_bytes(part.space);
+    for (std::size_t first = 0; first < part.keys.size(); first += 64) {
+      const std::size_t count = std::min<std::size_t>(64, part.keys.size() - first);
+      const auto keys = part.keys.subspan(first, count);
+      const int present = std::popcount(store_->present_each(part.space, keys));
+      const int held = std::popcount(store_->held_each(part.space, keys));
+      if (static_cast<std::size_t>(present) != count) return false;
+      bytes += count * frame_bytes;
+      new_bytes += (count - static_cast<std::size_t>(held)) * frame_bytes;
+    }
+  }
+  const engine::BlockStore::ClaimRoom room = store_->room_to_claim(holder);
+  return bytes <= room.bytes && new_bytes <= room.new_bytes;
+}
+
 void World::claim_together(engine::HolderId holder, std::uint32_t instance) {
   std::vector<Claim> made(1 + pick(3));
   std::vector<std::vector<BlockKey>> keys;
@@ -89,8 +112,13 @@ void World::claim_together(engine::HolderId holder, std::uint32_t instance) {
   }
   note("claim together holder={} parts={} first token={}", number(holder), parts.size(),
        made.front().token.low);
+  const bool is_allowed = fits_together(holder, parts);
   const auto answered = store_->claim_together(holder, parts);
   const auto expected = oracle_->claim_together(holder, parts);
+  if (answered && *answered != is_allowed) {
+    throw Mismatch{fmt::format("claim together returns {}, but its blocks and room allow {}",
+                               *answered, is_allowed)};
+  }
   if (!same_outcome(answered, expected) || (answered && *answered != *expected)) {
     throw Mismatch{fmt::format("claim together returns {} instead of {}", outcome(answered),
                                outcome(expected))};

@@ -107,14 +107,15 @@ TEST_SUITE("BlockStore, several kinds") {
     Fixture f({.pool_bytes = 32 * kPage, .instance_share = 0.25, .server_share = 1.0});
     f.save_to(f.space, keys(0, 6));
     f.save_to(f.windows, keys(4, 2));
-    CHECK(f.store->room_to_claim(f.holder) == 8 * kPage);
+    CHECK(f.store->room_to_claim(f.holder).bytes == 8 * kPage);
     CHECK_FALSE(f.claim(keys(0, 6), keys(4, 2)).value());  // 10 pages.
     f.work();
     CHECK(f.store->stats().held == 0);
     CHECK(f.store->stats().claims_shortened == 1);
     CHECK(f.claim(keys(0, 4), keys(4, 2)).value());  // 8 pages.
-    CHECK(f.store->room_to_claim(f.holder) == 0);
-    CHECK(f.store->room_to_claim(f.other) == 8 * kPage);  // It has a share of its own.
+    CHECK(f.store->room_to_claim(f.holder).bytes == 0);
+    CHECK(f.store->room_to_claim(f.other).bytes == 8 * kPage);  // It has a share of its own.
+    CHECK(f.store->room_to_claim(HolderId{99}).bytes == 0);
   }
 
   TEST_CASE("the server's share limits the room of all") {
@@ -124,7 +125,15 @@ TEST_SUITE("BlockStore, several kinds") {
     CHECK_FALSE(f.claim(keys(0, 6), keys(4, 2)).value());
     f.work();
     CHECK(f.claim(keys(0, 4), keys(4, 2)).value());
-    CHECK(f.store->room_to_claim(f.other) == 0);
+    CHECK(f.store->room_to_claim(f.other).new_bytes == 0);
+    CHECK(f.store->room_to_claim(f.other).bytes == 32 * kPage);
+    // Of these blocks the first 4 are held, and need no room.
+    CHECK(f.store->held_each(f.space, keys(0, 6)) == 0b1111);
+    CHECK(f.store->present_each(f.space, keys(0, 6)) == 0b111111);
+    CHECK(f.store->frame_bytes(f.space) == kPage);
+    f.store->retire_space(f.space);
+    CHECK(f.store->held_each(f.space, keys(0, 6)) == 0);
+    CHECK(f.store->frame_bytes(f.space) == 0);
   }
 
   TEST_CASE("a token in use is an error, and the claim under it stays") {

@@ -166,6 +166,37 @@ TEST_SUITE("CacheService, several kinds") {
     CHECK(f.claim({1, 2}, 1, 8)->units == 8);
   }
 
+  TEST_CASE("a longer prompt than the server's share gets what another claim holds of it") {
+    // The first 64 tokens are all that may be held.
+    KindsFixture f(testing::full_window_state(),
+                   {.pool_bytes = 256 * kPage, .instance_share = 1.0, .server_share = 9.5 / 256});
+    f.save_eight(1);
+    f.save(kWindow, 1, {1, 2, 3});
+    f.save(kState, 1, {1});
+    CHECK(f.claim({1, 1}, 1, 4)->units == 4);
+    CHECK(text(f.claim({1, 2}, 1, 8).value()) == "0:0+4 1:1+3 2:1+1");
+  }
+
+  TEST_CASE("a limit counts pages with the bytes that they take in the pool") {
+    // Each page takes two slots: a prefix of 128 tokens needs 24, one of 64 needs 16, one of 32
+    // needs 10.
+    Registration odd = testing::full_window_state();
+    for (RegisteredKind& kind : odd.kinds) kind.page_bytes = kPage + 512;
+    for (const auto& [share, wanted] : {std::pair{24.0, "0:0+8 1:5+3 2:3+1"},
+                                        {23.0, "0:0+4 1:1+3 2:1+1"},
+                                        {15.0, "0:0+2 1:0+2 2:0+1"},
+                                        {9.0, ""}}) {
+      CAPTURE(share);
+      KindsFixture f(
+          odd,
+          {.pool_bytes = 256 * kPage, .instance_share = (share + 0.5) / 256, .server_share = 1.0});
+      f.save_eight(1);
+      f.save(kWindow, 1, {0, 1, 2, 3});
+      f.save(kState, 1, {0, 1});
+      CHECK(text(f.claim({1, 1}, 1, 8).value()) == std::string(wanted));
+    }
+  }
+
   TEST_CASE("a worker opens the range of each kind, counted from the claim's first block") {
     KindsFixture f;
     f.save_eight(1);
