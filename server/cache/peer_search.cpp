@@ -106,12 +106,13 @@ kj::Promise<PeerSearch::Found> PeerSearch::run() {
   return ask_prefixes().then([this]() { return ask_others(); }).then([this]() { return choose(); });
 }
 
-PeerSearch::Asked PeerSearch::rest_of_prefix(std::size_t kind) const {
+PeerSearch::Asked PeerSearch::missing_of_prefix(std::size_t kind) const {
   const std::size_t blocks = blocks_of(kind);
-  std::size_t first = wants_.local_tokens / wants_.rules.kinds[kind].block_tokens;
-  while (first < blocks && is_here(kind, first)) ++first;
+  const std::size_t first = wants_.local_tokens / wants_.rules.kinds[kind].block_tokens;
   Asked asked{.kind = kind, .blocks = {}};
-  for (; first < blocks; ++first) asked.blocks.push_back(first);
+  for (std::size_t block = first; block < blocks; ++block) {
+    if (!is_here(kind, block)) asked.blocks.push_back(block);
+  }
   return asked;
 }
 
@@ -169,7 +170,7 @@ kj::Promise<void> PeerSearch::ask_prefixes() {
   kj::Vector<kj::Promise<void>> asked;
   for (std::size_t kind = 0; kind < wants_.kinds.size(); ++kind) {
     const bool is_prefix = wants_.rules.kinds[kind].rule == engine::KindRule::kPrefix;
-    if (is_prefix) asked.add(ask(rest_of_prefix(kind)));
+    if (is_prefix) asked.add(ask(missing_of_prefix(kind)));
   }
   return kj::joinPromises(asked.releaseAsArray());
 }

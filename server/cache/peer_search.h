@@ -23,8 +23,8 @@ namespace pegaflow::server {
 /// One search over several kinds of blocks. A prefix is found if each block that its rules name is
 /// here or at one owner of the source, the same one for all of them.
 ///
-/// The owners are asked in two steps. The first asks for the blocks of prefix kinds behind the last
-/// one that is here; it bounds how long the prefix may become. The second asks for each block of
+/// The owners are asked in two steps. The first asks for the blocks of prefix kinds that are not
+/// here; it bounds how long the prefix may become. The second asks for each block of
 /// the other kinds that a boundary between the local prefix and this bound needs and that is not
 /// here. It is left out if no longer boundary is possible, so that a prompt that no owner has costs
 /// no more than with one kind. Nothing is held meanwhile. Thread-bound: the RPC thread.
@@ -86,8 +86,9 @@ class PeerSearch {
   /// The longest prefix for which the prefix kinds have all blocks, here or at the owner.
   [[nodiscard]] std::uint64_t prefix_limit(const Owner* owner) const;
   [[nodiscard]] std::uint64_t longest(const Owner* owner) const;
-  /// The blocks of a prefix kind behind those that are here.
-  [[nodiscard]] Asked rest_of_prefix(std::size_t kind) const;
+  /// The blocks of a prefix kind that are not here. An owner answers with the first of them that it
+  /// has, up to the first one that it lacks: behind that one no prefix is whole.
+  [[nodiscard]] Asked missing_of_prefix(std::size_t kind) const;
   /// The blocks of another kind that are not here, for boundaries up to `tokens`.
   [[nodiscard]] Asked needed_until(std::size_t kind, std::uint64_t tokens) const;
   kj::Promise<void> ask(Asked asked);

@@ -170,6 +170,21 @@ TEST_SUITE("kinds at peers") {
     f.check_rest();
   }
 
+  TEST_CASE("blocks of this node may lie between those of a peer") {
+    KindsPeers f;
+    f.save(kFull, 1, {5, 6});
+    f.give(0, kFull, 1, {0, 1, 2, 3, 4, 7});
+    f.give(0, kWindow, 1, {5, 6, 7});
+    f.give(0, kState, 1, {3});
+    CHECK(f.reach(1, 8) == 8);
+    CHECK(text(f.claim_from_peers(kOne, 1, 8).claimed) == kEight);
+    f.complete_all();
+    CHECK(f.fetches->stats().bytes == (6 + 3 + 2) * kPage);
+    CHECK(f.open_count(kOne, kFull, 8) == 8);
+    f.end(kOne);
+    f.check_rest();
+  }
+
   TEST_CASE("a boundary whose blocks are divided over two peers is not offered") {
     KindsPeers f(2);
     f.give(0, kFull, 1, {0, 1, 2, 3, 4, 5, 6, 7});
@@ -214,12 +229,14 @@ TEST_SUITE("kinds at peers") {
     std::size_t longer = 0;
     for (int round = 0; round < 200; ++round) {
       KindsPeers f(2);
-      // Prefixes, and any windows and states.
+      // Prefixes, some with blocks behind a hole, and any windows and states.
       const auto some = [&](std::size_t kind) {
         std::vector<std::size_t> blocks;
         const std::size_t prefix = random() % (kUnits + 1);
+        const std::size_t hole = random() % 4;
         for (std::size_t block = 0; block < blocks_of(kind); ++block) {
-          if (kind == kFull ? block < prefix : random() % 3 != 0) blocks.push_back(block);
+          const bool is_in_prefix = block < prefix || (hole != 0 && block >= prefix + hole);
+          if (kind == kFull ? is_in_prefix : random() % 3 != 0) blocks.push_back(block);
         }
         return blocks;
       };
