@@ -351,15 +351,15 @@ const std::vector<engine::Shape::Shard>& CacheService::pages_of_kind(const Insta
 
 void CacheService::begun(const Instance& instance, const JobId& job, std::size_t kind,
                          std::uint32_t shard, bool has_more) {
-  waits_.begun(job, instance.writer_of(shard), instance.writers(), has_more);
-  if (!has_more) {  // Shards without a page of this kind never request the job.
-    const std::vector<engine::Shape::Shard>& pages = pages_of_kind(instance, kind);
-    for (std::uint32_t other = 0; other < pages.size(); ++other) {
-      if (pages[other].page_bytes == 0) {
-        waits_.begun(job, instance.writer_of(other), instance.writers(), false);
-      }
-    }
+  // Ranks without a page of this kind never request the job.
+  std::vector<bool> requesters(instance.writers(), false);
+  const std::vector<engine::Shape::Shard>& pages = pages_of_kind(instance, kind);
+  for (std::uint32_t each = 0; each < pages.size(); ++each) {
+    if (pages[each].page_bytes != 0) requesters[instance.writer_of(each)] = true;
   }
+  const bool is_of_all = std::find(requesters.begin(), requesters.end(), false) == requesters.end();
+  if (is_of_all) requesters.clear();
+  waits_.begun(job, instance.writer_of(shard), instance.writers(), has_more, requesters);
   waits_.settle();
 }
 

@@ -29,15 +29,25 @@ void JobWaits::detached(const Id128& scheduler) {
 
 bool JobWaits::is_attached(const Id128& scheduler) const { return schedulers_.contains(scheduler); }
 
-void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more) {
+void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more,
+                     const std::vector<bool>& requesters) {
   const auto found = schedulers_.find(job.scheduler);
   if (found == schedulers_.end()) return;
   Scheduler& scheduler = found->second;
-  scheduler.asked.resize(shards, 0);
+  if (scheduler.asked.size() != shards) {
+    scheduler.asked.resize(shards, 0);
+    scheduler.requested = 0;
+    scheduler.requesters.clear();
+  }
   PEGA_ASSERT(shard < shards, "shard {} of {}", shard, shards);
   // A slice whose blocks are all there leaves no row in the store: without the last one the job
   // would count as over while others are still to be saved.
   if (!has_more) scheduler.asked[shard] = std::max(scheduler.asked[shard], job.number);
+  if (!requesters.empty()) {
+    PEGA_ASSERT(requesters.size() == shards, "{} of {} shards", requesters.size(), shards);
+    scheduler.requesters.try_emplace(job.number, requesters);
+  }
+  advance_requested(scheduler);
   // Mostly one job at a time is in flight, so finished ones are removed at once, without a wait.
   static_cast<void>(over_up_to(job.scheduler, scheduler));
   if (!store_.is_saving(job)) return;
@@ -49,6 +59,25 @@ void JobWaits::begun(const JobId& job, std::uint32_t shard, std::uint32_t shards
   if (scheduler.begun.size() > kMaxBegun) scheduler.begun.erase(scheduler.begun.begin());
 }
 
+void JobWaits::advance_requested(Scheduler& scheduler) {
+  const std::vector<std::uint64_t>& asked = scheduler.asked;
+  std::uint64_t& requested = scheduler.requested;
+  requested = std::max(requested, *std::min_element(asked.begin(), asked.end()));
+  auto& jobs = scheduler.requesters;
+  if (jobs.size() > kMaxBegun) requested = std::max(requested, jobs.begin()->first);
+  const auto is_requested = [&](const auto& job) {
+    for (std::size_t shard = 0; shard < asked.size(); ++shard) {
+      if (job.second[shard] && asked[shard] < job.first) return false;
+    }
+    return true;
+  };
+  while (!jobs.empty() && jobs.begin()->first <= requested + 1) {
+    if (jobs.begin()->first > requested && !is_requested(*jobs.begin())) return;
+    requested = std::max(requested, jobs.begin()->first);
+    jobs.erase(jobs.begin());
+  }
+}
+
 void JobWaits::lost(const Id128& scheduler) {
   const auto found = schedulers_.find(scheduler);
   if (found == schedulers_.end()) return;
@@ -58,9 +87,7 @@ void JobWaits::lost(const Id128& scheduler) {
 std::uint64_t JobWaits::over_up_to(const Id128& name, Scheduler& scheduler) const {
   std::set<std::uint64_t>& begun = scheduler.begun;
   while (!begun.empty() && !store_.is_saving({name, *begun.begin()})) begun.erase(begun.begin());
-  if (scheduler.asked.empty()) return 0;
-  const std::uint64_t asked = *std::min_element(scheduler.asked.begin(), scheduler.asked.end());
-  return begun.empty() ? asked : std::min(asked, *begun.begin() - 1);
+  return begun.empty() ? scheduler.requested : std::min(scheduler.requested, *begun.begin() - 1);
 }
 
 void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, Duration patience,

@@ -24,10 +24,13 @@ namespace pegaflow::server {
 
 /// Waits until a job of a scheduler, and all its jobs before it, are over: sealed or dropped.
 ///
-/// Jobs of one scheduler have rising numbers and each shard asks for them in that order. So a job
-/// is over when every shard has asked for it or for a later one, and neither it nor one before it
-/// may still be sealed. Jobs of a scheduler that is not attached are unknown, and waits for them
-/// fail.
+/// Jobs of one scheduler have rising numbers and each shard requests them in that order. So a job
+/// is over when every shard has requested it or a later one, and neither it nor one before it may
+/// still be sealed. A shard without a page of a job's kind never requests that job, and need not:
+/// then it is enough that all jobs before are known, and each was requested by its shards. An
+/// earlier number that no shard has requested yet may be a job of that shard, so it delays the
+/// answer until the shard requests a later one. Jobs of a scheduler that is not attached are
+/// unknown, and waits for them fail.
 ///
 /// Bounded: at most `max_waits` waits, each with a deadline. Each is answered exactly once, from
 /// within the call that decides it, so an answer must not call back. Thread-bound: the RPC thread.
@@ -37,8 +40,9 @@ class JobWaits {
 
   /// The longest wait, whatever the caller requests.
   static constexpr Duration kLongest = kLongestJobWait;
-  /// Limit of unfinished jobs recorded for one scheduler. Beyond it the oldest counts as over, so
-  /// that its callers stop waiting too early and miss the blocks that are not sealed yet.
+  /// Limit of unfinished jobs recorded for one scheduler, and of jobs that not all shards request.
+  /// Beyond it the oldest counts as over, so that its callers stop waiting too early and miss the
+  /// blocks that are not sealed yet.
   static constexpr std::size_t kMaxBegun = 4096;
 
   /// Both outlive it.
@@ -55,8 +59,10 @@ class JobWaits {
   void detached(const Id128& scheduler);
   [[nodiscard]] bool is_attached(const Id128& scheduler) const;
   /// The writer of `shard` has requested slots, with any result. Long jobs request them in slices:
-  /// `has_more` until the last. Ignores unknown schedulers.
-  void begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more);
+  /// `has_more` until the last. `requesters` tells by shard whether it requests this job at all;
+  /// empty: all do. Ignores unknown schedulers.
+  void begun(const JobId& job, std::uint32_t shard, std::uint32_t shards, bool has_more,
+             const std::vector<bool>& requesters = {});
   /// A rank without which no job of the scheduler can be sealed has disconnected: answers kGone.
   void lost(const Id128& scheduler);
 
@@ -84,6 +90,10 @@ class JobWaits {
     std::uint32_t connections = 0;
     std::vector<std::uint64_t>
         asked{};  ///< By shard: the highest number that requested slots; 0: none.
+    /// Each job up to this one was requested by all shards that have pages of it.
+    std::uint64_t requested = 0;
+    /// Later jobs that not all shards request, by number: those that do.
+    std::map<std::uint64_t, std::vector<bool>> requesters{};
     std::set<std::uint64_t> begun{};  ///< Those of the jobs that may not be over.
     std::multimap<std::uint64_t, WaitId> waits{};
   };
@@ -94,6 +104,7 @@ class JobWaits {
     Answer answer;
   };
 
+  static void advance_requested(Scheduler& scheduler);
   [[nodiscard]] std::uint64_t over_up_to(const Id128& name, Scheduler& scheduler) const;
   void answer(WaitId id, Result<void> result);
   void answer_all(Scheduler& scheduler, const Error& why);

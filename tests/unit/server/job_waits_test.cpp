@@ -81,6 +81,35 @@ TEST_SUITE("JobWaits") {
     CHECK_FALSE(f.waits.next_deadline());
   }
 
+  TEST_CASE("a job is over without a shard that does not request it, once all before are known") {
+    Fixture f;
+    const std::vector<bool> only_first = {true, false};
+    const std::vector<bool> only_second = {false, true};
+    const auto begun = [&](std::uint32_t shard, std::uint64_t number,
+                           const std::vector<bool>& requesters) {
+      f.waits.begun(f.job(number), shard, 2, false, requesters);
+      f.waits.settle();
+    };
+    const auto first = f.wait(1);
+    const auto third = f.wait(3);
+    begun(1, 3, only_second);
+    CHECK(first->empty());
+    CHECK(third->empty());
+    begun(0, 1, only_first);
+    CHECK(f.is_over(*first));
+    CHECK(third->empty());  // The second one may be of the first shard.
+    begun(0, 2, only_first);
+    CHECK(f.is_over(*third));
+    begun(0, 4, {});
+    // The fourth one is of both, and the second shard has not requested it.
+    const auto fourth = f.wait(4);
+    begun(0, 5, only_first);
+    CHECK(fourth->empty());
+    begun(1, 6, only_second);
+    CHECK(f.is_over(*fourth));
+    CHECK(f.is_over(*f.wait(6)));
+  }
+
   TEST_CASE("a wait for a job that no shard has requested yet is pending") {
     Fixture f;
     const auto answers = f.wait(1);
@@ -255,6 +284,22 @@ TEST_SUITE("JobWaits") {
     waits.settle();
 
     CHECK(is_first_over);
+  }
+
+  TEST_CASE("the record of jobs that not all shards request is bounded") {
+    Fixture f;
+    // The first job is unknown, and the second shard requests nothing.
+    const auto second = f.wait(2);
+    for (std::uint64_t number = 2; number <= JobWaits::kMaxBegun + 1; ++number) {
+      f.waits.begun(f.job(number), 0, 2, false, {true, false});
+    }
+    f.waits.settle();
+    CHECK(second->empty());
+
+    f.waits.begun(f.job(JobWaits::kMaxBegun + 2), 0, 2, false, {true, false});
+    f.waits.settle();
+
+    CHECK(f.is_over(*second));
   }
 }
 

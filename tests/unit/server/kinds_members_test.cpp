@@ -1,4 +1,5 @@
 // Registrations of engines with several kinds of blocks, their shards, and resets of all kinds.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -183,6 +184,29 @@ TEST_SUITE("CacheService, ranks without a kind") {
     stages.publish(f.worker, 1);
     REQUIRE(answers.size() == 1);
     CHECK(answers.front());
+  }
+
+  TEST_CASE("a job is not over before an earlier one of another rank has begun") {
+    Stages stages;
+    KindsFixture& f = stages.f;
+    REQUIRE(f.service->attach(f.connect(), "engine", Stages::kScheduler));
+    std::map<std::uint64_t, Result<void>> answers;
+    for (const std::uint64_t job : {1, 2}) {
+      f.service->await_job(f.scheduler, {Stages::kScheduler, job}, std::chrono::seconds(2),
+                           [&answers, job](Result<void> answer) { answers.emplace(job, answer); });
+    }
+    const std::vector<BlockKey> units = prompt(1, 2);
+    // The second rank is ahead: it has no page of the first job's kind.
+    stages.reserve(stages.second, 2, kState, std::span(units).last(1));
+    stages.publish(stages.second, 2);
+    CHECK(answers.empty());
+
+    stages.reserve(f.worker, 1, kWindow, units);
+    CHECK(answers.empty());
+    stages.publish(f.worker, 1);
+    REQUIRE(answers.size() == 2);
+    CHECK(answers.at(1));
+    CHECK(answers.at(2));
   }
 
   TEST_CASE("a kind of which no rank has a page is refused once all ranks are connected") {
