@@ -269,6 +269,10 @@ class BlockStore {
   /// retired or unknown generation the prefix is empty.
   Result<Fetch> fetch(HolderId holder, SpaceId space, const Id128& token, std::size_t first,
                       std::span<const BlockKey> keys, std::size_t fetchable);
+  /// Whether the blocks of all parts are within the limits now, with a frame for each one that is
+  /// neither present nor in flight. Ask before a fetch of which a part is of no use: its frames
+  /// cost other blocks their place. The tokens of the parts do not matter.
+  [[nodiscard]] bool has_room_to_fetch(HolderId holder, std::span<const ClaimPart> parts) const;
   /// All bytes of the frame have arrived and are whole, and nothing can write to it any longer: its
   /// block is sealed, as a replica, and evictable unless a claim waits for it. Returns false when
   /// it was not sealed, because its generation was retired or it had been given up; then this is

@@ -223,6 +223,10 @@ Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, cons
   return impl_->fetcher.fetch(holder, space, token, first, keys, fetchable);
 }
 
+bool BlockStore::has_room_to_fetch(HolderId holder, std::span<const ClaimPart> parts) const {
+  return impl_->fetcher.has_room_to_fetch(holder, parts);
+}
+
 bool BlockStore::fetched(FrameIndex frame) { return impl_->fetcher.fetched(frame); }
 
 void BlockStore::give_up(FrameIndex frame) { impl_->fetcher.give_up(frame); }

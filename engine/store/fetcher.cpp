@@ -72,6 +72,36 @@ Result<BlockStore::Fetch> Fetcher::fetch(HolderId holder, SpaceId space, const I
   return made;
 }
 
+bool Fetcher::has_room_to_fetch(HolderId holder,
+                                std::span<const BlockStore::ClaimPart> parts) const {
+  const Holder* const owner = holders_.active(holder);
+  if (owner == nullptr) return false;
+  std::uint64_t claimed = 0;
+  std::uint64_t not_held = 0;
+  std::uint64_t missing = 0;
+  std::uint64_t in_flight_not_held = 0;  // Busy already.
+  for (const BlockStore::ClaimPart& part : parts) {
+    const Space* const where = spaces_.live(part.space);
+    if (where == nullptr) return false;
+    const std::uint64_t frame_bytes = blocks_.frame_bytes(where->shape);
+    claimed += part.keys.size() * frame_bytes;
+    const auto count = [&](std::size_t, FrameIndex frame) {
+      const bool is_in_flight = frame != kNoFrame && blocks_.table().is_in_flight(frame);
+      const bool is_present = is_in_flight || blocks_.table().is_readable(frame);
+      const bool is_held = is_present && blocks_[frame].holds != 0;
+      if (!is_present) missing += frame_bytes;
+      if (!is_held) not_held += frame_bytes;
+      if (is_in_flight && !is_held) in_flight_not_held += frame_bytes;
+      return true;
+    };
+    blocks_.table().find_each(where->shape, part.space, part.keys, count);
+  }
+  const std::uint64_t more_busy = not_held - in_flight_not_held;
+  return claimed <= holders_.room(*owner) && not_held <= blocks_.room_to_hold() &&
+         (missing == 0 || (blocks_.table().fetched_bytes() + missing <= fetch_limit_ &&
+                           blocks_.table().busy_bytes() + more_busy <= busy_limit_));
+}
+
 bool Fetcher::is_being_saved(FrameIndex frame) const {
   return frame != kNoFrame && jobs_.is_being_saved(blocks_[frame]);
 }

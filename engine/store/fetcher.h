@@ -30,6 +30,8 @@ class Fetcher {
   Result<BlockStore::Fetch> fetch(HolderId holder, SpaceId space, const Id128& token,
                                   std::size_t first, std::span<const BlockKey> keys,
                                   std::size_t fetchable);
+  [[nodiscard]] bool has_room_to_fetch(HolderId holder,
+                                       std::span<const BlockStore::ClaimPart> parts) const;
   bool fetched(FrameIndex frame);
   void give_up(FrameIndex frame);
   void quiesced(FrameIndex frame);

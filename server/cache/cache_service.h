@@ -282,6 +282,9 @@ class CacheService {
   Result<Fetch> fetch(const Id128& connection, engine::SpaceId generation, const Id128& token,
                       std::size_t first, std::span<const BlockKey> keys, std::size_t fetchable,
                       std::size_t kind = 0);
+  /// See BlockStore::has_room_to_fetch(); false for a connection that has ended.
+  [[nodiscard]] bool has_room_to_fetch(const Id128& connection,
+                                       std::span<const engine::BlockStore::ClaimPart> parts);
   /// From now on the claims under these tokens, which fetch() made, end together; see
   /// BlockStore::join_claims. Errors: as lookup(); kGone when one of them was revoked.
   Result<void> join_claims(const Id128& connection, std::span<const Id128> tokens);

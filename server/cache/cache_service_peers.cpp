@@ -142,6 +142,12 @@ Result<CacheService::WantsOfKinds> CacheService::wants_of_kinds(const Id128& con
   return wants;
 }
 
+bool CacheService::has_room_to_fetch(const Id128& connection,
+                                     std::span<const engine::BlockStore::ClaimPart> parts) {
+  const auto caller = member(connection);
+  return caller && store_->has_room_to_fetch(*(*caller)->holder, parts);
+}
+
 Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine::SpaceId generation,
                                                 const Id128& token, std::size_t first,
                                                 std::span<const BlockKey> keys,

@@ -92,7 +92,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
                                            std::span<const BlockKey> keys, std::size_t ready,
                                            const cluster::ComputeTime& compute = {});
   /// As reach(), for a namespace with several kinds of blocks: the restorable units of the prompt,
-  /// each block here or at one owner. 0: no more than are restorable from this node.
+  /// each block here or at one owner. 0: no more than are restorable from this node, or too many to
+  /// be fetched within the limits of the store.
   kj::Maybe<kj::Promise<std::size_t>> reach_kinds(const Id128& connection,
                                                   std::span<const BlockKey> units,
                                                   std::size_t local_units);
@@ -105,8 +106,9 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// Claims, under `token`, the longest prefix for which each block is here or at one owner, if it
   /// is longer than the one that is restorable from this node and the missing blocks can be fetched
   /// sooner than computed. All of them are leased before the first frame is taken; if one of them
-  /// cannot be leased, or gets no frame, there is no claim. Returns no promise when no owner can
-  /// have more. `compute` is in units.
+  /// cannot be leased, or gets no frame, there is no claim. No frame is taken, and so no block
+  /// evicted, where the limits of the store are too small for all of them. Returns no promise when
+  /// no owner can have more. `compute` is in units.
   kj::Maybe<kj::Promise<ClaimOfKinds>> claim_kinds(const Id128& connection, const Id128& token,
                                                    std::span<const BlockKey> units,
                                                    std::size_t local_units,

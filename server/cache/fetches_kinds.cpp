@@ -8,6 +8,19 @@
 #include "server/cache/fetches_impl.h"
 
 namespace pegaflow::server {
+namespace {
+
+std::vector<engine::BlockStore::ClaimPart> blocks_of(const PeerSearch& search,
+                                                     const PeerSearch::Found& found) {
+  std::vector<engine::BlockStore::ClaimPart> blocks;
+  for (const PeerSearch::Part& part : found.parts) {
+    blocks.push_back(
+        {.space = search.wants().kinds[part.kind].generation, .keys = part.keys, .token = {}});
+  }
+  return blocks;
+}
+
+}  // namespace
 
 /// Null: no owner can have more than this node.
 std::shared_ptr<PeerSearch> Fetches::search_for(const Id128& connection,
@@ -26,7 +39,8 @@ kj::Maybe<kj::Promise<std::size_t>> Fetches::reach_kinds(const Id128& connection
   const auto search = search_for(connection, units, local_units);
   if (search == nullptr) return nullptr;
   ++stats_.lookups;
-  return search->run().then([search](PeerSearch::Found&& found) -> std::size_t {
+  return search->run().then([this, search, connection](PeerSearch::Found&& found) -> std::size_t {
+    if (!service_.has_room_to_fetch(connection, blocks_of(*search, found))) return 0;
     return found.tokens / search->wants().rules.unit_tokens;
   });
 }
@@ -57,7 +71,9 @@ kj::Promise<Fetches::ClaimOfKinds> Fetches::make_claim(const OnePlanOfKinds& pla
   return plan->search->run()
       .then([this, plan](PeerSearch::Found&& found) -> kj::Promise<void> {
         plan->found = std::move(found);
-        if (plan->found.tokens == 0 || !extending_.contains(plan->token) || !is_worth(*plan)) {
+        const auto blocks = blocks_of(*plan->search, plan->found);
+        if (plan->found.tokens == 0 || !extending_.contains(plan->token) ||
+            !service_.has_room_to_fetch(plan->connection, blocks) || !is_worth(*plan)) {
           return kj::READY_NOW;
         }
         return lease_all(plan);
@@ -70,6 +86,13 @@ kj::Promise<Fetches::ClaimOfKinds> Fetches::make_claim(const OnePlanOfKinds& pla
             !std::all_of(plan->parts.begin(), plan->parts.end(), is_leased)) {
           return false;
         }
+        // Other claims may have taken the room meanwhile.
+        std::vector<engine::BlockStore::ClaimPart> blocks;
+        for (const PartOfKind& part : plan->parts) {
+          blocks.push_back(
+              {.space = part.generation, .keys = part.wanted.keys, .token = part.token});
+        }
+        if (!service_.has_room_to_fetch(plan->connection, blocks)) return false;
         return take_all_frames(plan);
       })
       .then([this, plan](bool is_claimed) {

@@ -337,8 +337,48 @@ TEST_SUITE("kinds at peers") {
     store.fetch_share = 10.0 / 256;
     KindsPeers f(1, store);
     f.give_eight(0, 1);
+    CHECK(f.reach(1, 8) == 0);
     CHECK(f.claim_from_peers(kOne, 1, 8).claimed.units == 0);
+    CHECK(f.lenders[0].leases == 0);
     CHECK(f.service->stats().store.claims == 0);
+    f.check_rest();
+  }
+
+  TEST_CASE("a claim that cannot be fetched whole evicts nothing") {
+    engine::BlockStore::Options store = kStore;
+    store.pool_bytes = 48 * kPage;
+    store.fetch_share = 12.5 / 48;  // The prompt takes 13 pages.
+    KindsPeers f(1, store);
+    std::vector<std::size_t> own(48);
+    std::iota(own.begin(), own.end(), 0);
+    f.save(kFull, 2, own);
+    f.give_eight(0, 1);
+    CHECK(f.claim_from_peers(kOne, 1, 8).claimed.units == 0);
+    f.work();
+    CHECK(f.service->stats().store.sealed == 48);
+    // With one block here the others have room.
+    f.save(kFull, 1, {0});
+    CHECK(f.reach(1, 8) == 8);
+    CHECK(f.claim_from_peers(kOne, 1, 8).claimed.units == 8);
+    f.complete_all();
+    f.end(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("of two claims that have room for one alone, the second one takes no frame") {
+    engine::BlockStore::Options store = kStore;
+    store.fetch_share = 13.5 / 256;
+    KindsPeers f(1, store);
+    f.give_eight(0, 1);
+    f.give_eight(0, 2);
+    auto first = f.claiming(kOne, 1, 8);
+    auto second = f.claiming(kTwo, 2, 8);
+    CHECK(first.wait(f.io.waitScope).claimed.units + second.wait(f.io.waitScope).claimed.units ==
+          8);
+    CHECK(f.service->stats().store.fetches == 12);
+    f.complete_all();
+    f.end(kOne);
+    f.end(kTwo);
     f.check_rest();
   }
 
