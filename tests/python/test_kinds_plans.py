@@ -408,6 +408,29 @@ def test_a_restarted_server_gets_what_is_still_there():
     assert plan.step(tables, 66, 4, 100) == first
 
 
+def test_windows_of_a_failed_load_are_saved_again():
+    plan = SavePlan(rules([full(16), window(16, 33)]), prompt_tokens=65)
+    tables = [table(5), table(5, 50)]
+    first = plan.step(tables, 65, 4, 100)
+    assert {one.kind for one in first} == {0, 1}
+    plan.admit(0, 64)
+    plan.loaded(64)
+    assert plan.step(tables, 65, 4, 100) == [], "the cache has them"
+    plan.admit(0, 64)
+    plan.load_failed(0)
+    assert plan.step(tables, 65, 4, 100) == first
+
+
+def test_a_failed_load_behind_a_local_hit_saves_what_is_behind_it_again():
+    plan = SavePlan(rules([full(16), window(16, 33)], interval=32), prompt_tokens=97)
+    tables = [table(7), table(7, 50)]
+    first = plan.step(tables, 97, 6, 100)
+    assert {one.block for one in first if one.kind == 1} == set(range(6))
+    plan.admit(48, 96)
+    plan.load_failed(48)
+    assert plan.step(tables, 97, 6, 100) == [one for one in first if one.block >= 3]
+
+
 def test_only_the_last_admission_counts():
     plan = SavePlan(rules([full(16), window(16, 33)]), prompt_tokens=200)
     plan.admit(96, 0)
