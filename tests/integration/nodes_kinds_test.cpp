@@ -168,6 +168,78 @@ TEST_SUITE("nodes, several kinds") {
     on_b.check_eight_arrive(1);
   }
 
+  TEST_CASE("where no other node has a longer prefix, this node's own is claimed") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_b.save_eight(1);
+    // Once the other node has nothing, once some of what a longer prefix needs.
+    for (const bool has_some : {false, true}) {
+      if (has_some) on_a.save(kFull, 1, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+      const Id128 token = Id128::random();
+      const auto claimed = on_b.scheduler.claim(token, make_keys(1, 10));
+      REQUIRE(claimed);
+      CHECK(claimed->complete);
+      CHECK(claimed->blocks == 8);
+      CHECK(claimed->elsewhere == 0);
+      CHECK(claimed->ranges ==
+            std::vector<WireClient::Range>{{kFull, 0, 8}, {kWindow, 5, 3}, {kState, 3, 1}});
+      for (const WireClient::Range& range : claimed->ranges) {
+        on_b.check_range(token, range, range.kind + 1);
+      }
+      REQUIRE(on_b.scheduler.unclaim(token));
+    }
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == 0);
+    check_nothing_is_left(b, std::nullopt);
+  }
+
+  TEST_CASE("behind the engine's own units, another node's blocks are found, claimed and read") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save(kFull, 1, {4, 5, 6, 7});
+    on_a.save(kWindow, 1, {5, 6, 7});
+    on_a.save(kState, 1, {3});
+    const auto units = make_keys(1, 8);
+    CHECK(on_b.scheduler.lookup(units).elsewhere == 0);
+    CHECK(on_b.scheduler.lookup(units, 4).elsewhere == 8);
+    const auto none = on_b.scheduler.claim(Id128::random(), units);
+    REQUIRE(none);
+    CHECK(none->blocks + none->elsewhere == 0);
+
+    const Id128 token = Id128::random();
+    const auto claimed = on_b.scheduler.claim(token, units, 4);
+    REQUIRE(claimed);
+    CHECK(claimed->elsewhere == 8);
+    CHECK(claimed->ranges ==
+          std::vector<WireClient::Range>{{kFull, 4, 4}, {kWindow, 5, 3}, {kState, 3, 1}});
+    for (const WireClient::Range& range : claimed->ranges) {
+      CHECK(on_b.check_arriving(token, range, 100 * (range.kind + 1)));
+    }
+    on_b.release_all(claimed->ranges);
+    REQUIRE(on_b.scheduler.unclaim(token));
+    check_nothing_is_left(b, std::nullopt);
+  }
+
+  TEST_CASE("blocks that the engine has itself are not read from another node") {
+    TwoNodes two;
+    auto& [at, a, b, io, on_a, on_b] = two;
+    REQUIRE(sees(b, at[0]));
+    on_a.save_eight(1);
+    const Id128 token = Id128::random();
+    const auto claimed = on_b.scheduler.claim(token, make_keys(1, 8), 6);
+    REQUIRE(claimed);
+    CHECK(claimed->ranges ==
+          std::vector<WireClient::Range>{{kFull, 6, 2}, {kWindow, 5, 3}, {kState, 3, 1}});
+    for (const WireClient::Range& range : claimed->ranges) {
+      CHECK(on_b.check_arriving(token, range, 100 * (range.kind + 1)));
+    }
+    on_b.release_all(claimed->ranges);
+    REQUIRE(on_b.scheduler.unclaim(token));
+    check_nothing_is_left(b, std::nullopt);
+    CHECK(b.metric("pegaflow_fetch_bytes_total") == (2 + 3 + 2) * kPage);
+  }
+
   TEST_CASE("a reset while blocks are awaited ends the load, and the old bytes are not kept") {
     TwoNodes two;
     auto& [at, a, b, io, on_a, on_b] = two;
