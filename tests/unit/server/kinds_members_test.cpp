@@ -219,6 +219,67 @@ TEST_SUITE("CacheService, ranks without a kind") {
   }
 }
 
+TEST_SUITE("CacheService, ranks of several kinds") {
+  TEST_CASE("a block that several ranks save is demanded once, with the bytes of all its pages") {
+    Stages stages;
+    KindsFixture& f = stages.f;
+    const std::vector<BlockKey> units = prompt(1, 6);
+    stages.reserve(f.worker, 1, kFull, units);  // 6 blocks, a page at each rank.
+    stages.reserve(stages.second, 1, kFull, units);
+    const double both = f.service->stats().demand.front().bytes;
+    CHECK(both / f.service->stats().demand.front().distinct == doctest::Approx(2 * kPage));
+
+    stages.reserve(f.worker, 2, kWindow, units);  // 6 of a page, at the first rank alone.
+    const auto demand = f.service->stats().demand.front();
+    CHECK(demand.bytes / demand.distinct == doctest::Approx(1.5 * kPage));
+  }
+
+  TEST_CASE("a block that only a later rank saves is demanded, too") {
+    Stages stages;
+    stages.reserve(stages.second, 1, kState, prompt(1, 1));
+    const auto demand = stages.f.service->stats().demand.front();
+    CHECK(demand.distinct > 0);
+    CHECK(demand.bytes / demand.distinct == doctest::Approx(2 * kPage));
+  }
+
+  TEST_CASE("a rank whose pages do not fit the namespace opens no claim on its blocks") {
+    Registration first = full_window_state();
+    first.ranks = first.shards = 2;
+    KindsFixture f(first);
+    // It comes before the namespace has shapes, so it is not refused yet.
+    Registration early = first;
+    early.instance = "early";
+    early.kinds[kWindow].page_bytes = 2 * kPage;
+    const Id128 other = f.connect();
+    REQUIRE(f.service->register_rank(other, early));
+    Registration second = first;
+    second.rank = second.shard = 1;
+    const Id128 worker = f.connect();
+    REQUIRE(f.service->register_rank(worker, second));
+    const std::vector<BlockKey> units = prompt(1, 2);
+    const auto save = [&](std::uint64_t number, std::size_t kind, std::span<const BlockKey> keys) {
+      const JobId job{Stages::kScheduler, number};
+      for (const Id128& rank : {f.worker, worker}) {
+        REQUIRE(
+            f.service->reserve(rank, job, 0, keys, false, engine::BlockStore::NoRoom::kSkip, kind));
+        REQUIRE(f.service->publish(rank, job) == 0);
+      }
+    };
+    save(1, kFull, units);
+    save(2, kWindow, units);
+    save(3, kState, std::span(units).last(1));
+    REQUIRE(f.claim({1, 1}, 1, 2)->units == 2);
+
+    std::uint64_t pin = 0;
+    for (const std::size_t kind : {kFull, kWindow, kState}) {
+      const Id128 token = f.service->claim_of_kind(f.worker, {1, 1}, kind).value();
+      check_refused(f.service->open(other, token, 0, 1, engine::PinId{++pin}),
+                    Errc::kInvalidArgument, "open: pages of 8192 bytes in namespace");
+      CHECK(f.service->open(worker, token, 0, 1, engine::PinId{++pin}));
+    }
+  }
+}
+
 TEST_SUITE("CacheService, resets of several kinds") {
   /// The names among nodes of the fixture's kinds.
   Bytes32 name_of(std::size_t kind) {
