@@ -62,7 +62,9 @@ class PlayedLender final : public cluster::Lender {
     ++leases;
     LeaseGrant grant{.lease = leases, .granted = time, .pages = {}, .checksums = {}};
     for (std::size_t i = 0; i < wanted.size() * shards; ++i) {
-      grant.pages.push_back(static_cast<std::uint32_t>(i));
+      const BlockKey& key = wanted[i / shards];
+      grant.pages.push_back(page_of ? page_of(space, key) : static_cast<std::uint32_t>(i));
+      if (checksum_of) grant.checksums.push_back(checksum_of(space, key, i % shards));
     }
     return Result<LeaseGrant>(std::move(grant));
   }
@@ -79,6 +81,11 @@ class PlayedLender final : public cluster::Lender {
   void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
   std::function<bool(const Bytes32& space, const BlockKey&)> has;  ///< Empty: all blocks.
+  /// The page that it lends, equal for all shards. Empty: the page's number in the lease.
+  std::function<std::uint32_t(const Bytes32& space, const BlockKey&)> page_of;
+  /// Empty: it lends pages without a checksum.
+  std::function<std::uint64_t(const Bytes32& space, const BlockKey&, std::size_t shard)>
+      checksum_of;
   std::function<void()> before_lease;
   std::size_t most_per_lease = ~std::size_t{0};
   std::vector<std::size_t> each_asked;  ///< The numbers of keys of locate_each().
