@@ -16,7 +16,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import FullAttentionSpec, RSWASpec
 
-from pegaflow.vllm import build, namespace
+from pegaflow.vllm import build, namespace, saves
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.plans.several_kinds import SeveralKindsProgress
 from tests.python.harness import Engine, vllm_config
@@ -169,6 +169,24 @@ def test_offers_of_other_blocks_are_not_saved(made, name):
     assert engine.saved()["state"] == before
     assert engine.stats["save_dropped_blocks{offer}"] > 0
     assert ask(engine, "again") == (0, 0)
+
+
+def test_an_engine_whose_states_end_no_block_logs_the_option_that_it_needs(made, monkeypatch):
+    """vLLM 0.32 on a CPU without --block-size offers them at multiples of 128, beside 256."""
+    warnings = []
+    monkeypatch.setattr(saves.log, "warning", lambda text, *values: warnings.append(text % values))
+    engine = made.ready(SHAPES["qwen3-next"])
+    manager = engine.scheduler.kv_cache_manager
+    original = manager.take_boundary_state_offloads
+    manager.take_boundary_state_offloads = lambda: {
+        request: [(group, block, at - 32) for group, block, at in offers]
+        for request, offers in original().items()
+    }
+    for number in range(2 * saves.FIRST_STATES):
+        engine.ask(f"r{number}", prompt_of(200, number), 2)
+    assert engine.saved()["state"] == 0
+    (warning,) = [text for text in warnings if "no state" in text]
+    assert warning.endswith("no multiple of a block's 64; start vLLM with --block-size 64")
 
 
 def test_offers_of_other_blocks_that_are_trusted_are_found(served, own_pega, monkeypatch):

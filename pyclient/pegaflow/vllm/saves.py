@@ -22,6 +22,8 @@ IDLE_LIMIT_S = 10.0
 #: The time for which vLLM waits for blocks of a save before it preempts a request. A copy takes a
 #: few milliseconds, a preempted request is recomputed from its first token.
 FREES_LIMIT_S = 0.05
+#: The number of offered states without one at the end of a block, after which a warning is logged.
+FIRST_STATES = 16
 
 
 class GpuBlocks:
@@ -138,6 +140,8 @@ class Saves:
         self._keys: list[dict[bytes, int]] = [{} for _ in labels]
         self._pinned = 0
         self._frees_awaited_since: float | None = None  # until a job releases its blocks
+        #: States that vLLM has offered inside of a block, and at the end of one.
+        self.states_inside, self.states_at_end = 0, 0
 
     @property
     def pinned(self) -> int:
@@ -147,6 +151,23 @@ class Saves:
     def room(self) -> int:
         """The number of blocks that may be pinned now."""
         return self._limit - self._pinned
+
+    def ends_a_block(self, tokens: int, block_tokens: int) -> bool:
+        """Whether a state that vLLM offers after ``tokens`` can be saved: no others have a key."""
+        if tokens % block_tokens == 0:
+            self.states_at_end += 1
+            return True
+        self.states_inside += 1
+        if self.states_inside == FIRST_STATES and not self.states_at_end:
+            log.warning(
+                "pegaflow: no state of this model is saved: vLLM offers states after numbers of "
+                "tokens, such as %d, that are no multiple of a block's %d; start vLLM with "
+                "--block-size %d",
+                tokens,
+                block_tokens,
+                block_tokens,
+            )
+        return False
 
     def keep_stepping(self) -> bool:
         """Whether an idle engine should continue stepping, to receive reports and end pins."""

@@ -228,9 +228,11 @@ class SeveralKindsProgress:
         """
         kept = []
         for group, block_id, boundary in offers:
-            unit, rest = divmod(boundary, self._unit_tokens)
-            if rest or not 0 < unit <= usable:
-                continue  # it has no name
+            unit = boundary // self._unit_tokens
+            if not saves.ends_a_block(boundary, self._kinds.alignment_tokens):
+                continue
+            if not 0 < unit <= usable:
+                continue  # it has no name yet
             if saves.blocks.hold((block_id,), self._keys.chain.hash(unit - 1), (group,)):
                 kept.append((group, block_id, boundary))
             else:
