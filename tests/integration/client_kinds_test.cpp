@@ -82,7 +82,7 @@ struct Slow : Fixture<SlowDevice> {
   /// Saves what 256 tokens need, and starts to load it with every page held back.
   CacheSession::Answer hold_load() {
     save(kNeeded);
-    const CacheSession::Answer claimed = engine->claim(kPrompt, kUnits).value();
+    CacheSession::Answer claimed = engine->claim(kPrompt, kUnits).value();
     REQUIRE(claimed.ranges == kNeeded);
     const std::size_t before = device->batches();
     device->hold();
