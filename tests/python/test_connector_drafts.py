@@ -360,5 +360,6 @@ def test_a_draft_s_own_group_is_refused(draft_model):
     (group,) = kv_config.kv_cache_groups
     kv_config.kv_cache_groups = [dataclasses.replace(group, is_eagle_group=True)]
     assert unsupported(config, kv_config) == ""
-    kv_config.kv_cache_groups = [group, group]
-    assert "2 cache groups" in unsupported(config, kv_config)
+    own = dataclasses.replace(group, layer_names=["draft.layers.0.self_attn.attn"])
+    kv_config.kv_cache_groups = [group, own]
+    assert "speculative decoding by eagle" in unsupported(config, kv_config)
