@@ -13,6 +13,7 @@ import numpy as np
 from pegaflow.engine.kinds import KindRule
 from tests.python.fake_model import answer, chain, next_token
 from tests.python.kinds_engine import WrongBlock
+from tests.python.kinds_inputs import PLAIN, Inputs
 from tests.python.kinds_pega import PegaKindsEngine
 
 #: With asynchronous scheduling the model may run a few tokens beyond the last one.
@@ -62,15 +63,28 @@ class SoakEngine(PegaKindsEngine):
             worker._worker.mover = _Oracle(self, rank)
 
     def add(
-        self, request_id: str, prompt: Sequence[int], tokens: int = 4, params: Any = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        tokens: int = 4,
+        params: Any = None,
+        inputs: Inputs = PLAIN,
     ) -> None:
+        assert inputs == PLAIN, "a soak has no images, adapters or salts"
         whole = list(prompt) + answer(list(prompt), tokens + _BEYOND)
         self.expected[request_id] = (whole[: len(prompt) + tokens], chain(0, whole))
-        super().add(request_id, prompt, tokens, params)
+        super().add(request_id, prompt, tokens, params, inputs)
 
     def forget(self, request_id: str) -> None:
         """The request has ended, and its results were read."""
-        for one in (self.expected, self.answers, self.hits, self.reasons, self.params):
+        for one in (
+            self.expected,
+            self.answers,
+            self.hits,
+            self.reasons,
+            self.params,
+            self.inputs,
+        ):
             one.pop(request_id, None)  # type: ignore[attr-defined]
 
     # ---- the oracle

@@ -137,7 +137,7 @@ def test_the_factors_of_a_worker_have_the_scales_of_its_layers():
     settings = SimpleNamespace(weights_id="named")
 
     def listed() -> list[tuple[str, str]]:
-        return build._factors(config, made, settings, None, [place])
+        return build._factors(config, made, settings, None, [place], None)
 
     context = config.compilation_config.static_forward_context
     context |= dict.fromkeys(LAYERS, layer_of(()))
