@@ -80,8 +80,9 @@ class PeerSecrets {
 };
 
 /// The name of a namespace among nodes: BLAKE2b-256 over its canonical factors and the bytes of its
-/// pages, shard by shard. Equal names are equal namespaces. A namespace with several kinds of
-/// blocks has a name for each: `kind` has the numbers that distinguish it, and is empty for kind 0.
+/// pages, shard by shard. Equal names are equal namespaces. A namespace that registered its kinds
+/// of blocks has a name for each: `kind` has its number and the rules of all of them. It is empty
+/// for one that registered none.
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,
                    std::span<const std::uint64_t> page_bytes,
                    std::span<const std::uint64_t> kind = {});

@@ -1,6 +1,5 @@
 // The calls of CacheService from and for other nodes.
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <utility>
 
@@ -31,12 +30,14 @@ std::uint64_t CacheService::Wants::block_bytes() const {
 Bytes32 CacheService::name_of(const engine::NamespaceTable::Namespace& space,
                               std::size_t kind) const {
   const std::vector<std::uint64_t> page_bytes = sizes_of(space.kinds[kind]);
-  if (kind == 0) return cluster::space_name(space.factors, page_bytes);
-  const engine::BlockKind& rule = space.rules.kinds[kind];
-  return cluster::space_name(
-      space.factors, page_bytes,
-      std::array<std::uint64_t, 4>{kind, static_cast<std::uint64_t>(rule.rule), rule.tokens,
-                                   rule.block_tokens});
+  if (space.rules.kinds.empty()) return cluster::space_name(space.factors, page_bytes);
+  std::vector<std::uint64_t> numbers = {kind, space.rules.unit_tokens,
+                                        space.rules.alignment_tokens};
+  for (const engine::BlockKind& each : space.rules.kinds) {
+    numbers.insert(numbers.end(),
+                   {static_cast<std::uint64_t>(each.rule), each.tokens, each.block_tokens});
+  }
+  return cluster::space_name(space.factors, page_bytes, numbers);
 }
 
 void CacheService::name_spaces(Instance& instance) {

@@ -285,10 +285,37 @@ TEST_SUITE("CacheService, resets of several kinds") {
   Bytes32 name_of(std::size_t kind) {
     const std::vector<engine::NamespaceFactor> factors = {{"weights", "hybrid"}};
     const std::vector<std::uint64_t> page = {kind == kState ? 2 * kPage : kPage};
-    if (kind == kFull) return cluster::space_name(factors, page);
-    return cluster::space_name(factors, page,
-                               kind == kWindow ? std::vector<std::uint64_t>{1, 1, 48, 16}
-                                               : std::vector<std::uint64_t>{2, 3, 0, 32});
+    return cluster::space_name(
+        factors, page, std::vector<std::uint64_t>{kind, 16, 32, 0, 0, 16, 1, 48, 16, 3, 0, 32});
+  }
+
+  TEST_CASE("namespaces with other rules find none of each other's blocks among nodes") {
+    KindsFixture f;
+    f.save_eight(1);
+    const auto check = [&](const Registration& other, std::string_view what) {
+      CAPTURE(what);
+      const KindsFixture g(other);
+      const Bytes32 asked = g.service->wants(g.worker)->space;
+      CHECK(asked != f.service->wants(f.worker)->space);
+      CHECK(f.service->present(asked, prompt(1, 8)) == 0);
+    };
+    Registration other = full_window_state();
+    other.kinds[kWindow].tokens = 64;
+    check(other, "another window");
+    other = full_window_state();
+    other.kinds[kFull].rule = wire::Kind::Rule::CHUNK;
+    other.kinds[kFull].tokens = 64;
+    check(other, "chunks instead of full attention");
+    other = full_window_state();
+    other.alignment_tokens = 64;
+    check(other, "another alignment");
+    other = full_window_state();
+    other.kinds.pop_back();
+    check(other, "no state");
+    other.kinds.clear();
+    other.unit_tokens = other.alignment_tokens = 0;
+    other.page_bytes = kPage;
+    check(other, "no kinds");
   }
 
   TEST_CASE("each kind has a name among nodes, by which its blocks alone are found") {
