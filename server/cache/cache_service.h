@@ -390,8 +390,9 @@ class CacheService {
   void withdraw_rank(Client& caller);
   /// The shape of each kind of blocks. Errors: kRefused for ranks that contradict each other.
   [[nodiscard]] Result<std::vector<engine::Shape>> shapes_of(const Instance& instance) const;
-  /// All ranks are connected: determines the namespace's shapes.
-  void complete(Instance& instance);
+  /// All ranks are connected: determines the namespace's shapes. Errors: kBusy when the store has
+  /// no room for another shape now; kRefused, which the instance keeps as its state.
+  [[nodiscard]] Result<void> complete(Instance& instance);
   [[nodiscard]] std::uint32_t numa_part_of(const Instance& instance, std::uint32_t shard) const;
   [[nodiscard]] engine::SpaceId space_of(const Instance& instance, std::size_t kind = 0) const;
   [[nodiscard]] const engine::NamespaceTable::Kind* kind_called(const Bytes32& name) const;

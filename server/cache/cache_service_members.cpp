@@ -379,12 +379,13 @@ Result<CacheService::Registered> CacheService::register_rank(const Id128& connec
   }
   Instance& instance = *caller->instance;
   add_rank(*caller, registration, space_name);
-  if (instance.connected == instance.ranks.size()) complete(instance);
-  if (!instance.refused.empty() && instance.ranks.size() == 1) {
-    // No other rank waits for it: it receives the reason at once, and leaves no trace.
-    Error error{Errc::kRefused, instance.refused};
+  if (instance.connected != instance.ranks.size()) return Registered{instance.namespace_hash};
+  const auto completed = complete(instance);
+  if (!completed && (instance.ranks.size() == 1 || completed.error().code == Errc::kBusy)) {
+    // It receives the reason at once, and leaves no trace: no other rank waits for it, or it
+    // registers again soon.
     withdraw_rank(*caller);
-    return tl::unexpected<Error>(std::move(error));
+    return tl::unexpected<Error>(completed.error());
   }
   return Registered{instance.namespace_hash};
 }
@@ -489,7 +490,7 @@ Result<std::vector<engine::Shape>> CacheService::shapes_of(const Instance& insta
   return shapes;
 }
 
-void CacheService::complete(Instance& instance) {
+Result<void> CacheService::complete(Instance& instance) {
   const auto settle = [&]() -> Result<void> {
     PEGA_TRY_LET(const std::vector<engine::Shape> shapes, shapes_of(instance));
     PEGA_TRY(namespaces_->fix_shapes(instance.space_name, instance.rules, shapes));
@@ -505,16 +506,21 @@ void CacheService::complete(Instance& instance) {
     }
     return {};
   };
-  if (const auto settled = settle(); !settled) {
-    instance.refused = settled.error().detail;
-    ++counted_.refused_page_size;
-    kLog.error("an engine runs without the cache instance={} reason=\"{}\"", instance.id,
-               instance.refused);
-    return;
+  if (auto settled = settle(); !settled) {
+    Error error = std::move(settled.error());
+    if (error.code != Errc::kBusy) {
+      error.code = Errc::kRefused;
+      instance.refused = error.detail;
+      ++counted_.refused_page_size;
+      kLog.error("an engine runs without the cache instance={} reason=\"{}\"", instance.id,
+                 instance.refused);
+    }
+    return tl::unexpected<Error>(std::move(error));
   }
   name_spaces(instance);
   kLog.info("complete instance={} ranks={} shards={}", instance.id, instance.ranks.size(),
             instance.shards);
+  return {};
 }
 
 std::uint32_t CacheService::numa_part_of(const Instance& instance, std::uint32_t shard) const {

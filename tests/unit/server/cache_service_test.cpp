@@ -7,6 +7,9 @@
 
 #include <doctest/doctest.h>
 
+#include "engine/frames/block_table.h"
+#include "engine/kinds/block_kinds.h"
+
 namespace pegaflow::server {
 namespace {
 
@@ -311,6 +314,39 @@ TEST_SUITE("CacheService") {
       told = told || info.state.starts_with("refused: ");
     }
     CHECK(told);
+  }
+
+  TEST_CASE("a rank whose page size has no room now may register again") {
+    Fixture f;
+    std::vector<Id128> engines;
+    for (std::size_t sizes = 0; sizes < engine::BlockTable::kMaxShapes;) {
+      Registration many{.instance = std::to_string(sizes),
+                        .factors = {{"weights", std::to_string(sizes)}},
+                        .unit_tokens = 16,
+                        .alignment_tokens = 16};
+      while (many.kinds.size() < engine::BlockKinds::kMost) {
+        many.kinds.push_back(
+            {.rule = wire::Kind::Rule::PREFIX, .block_tokens = 16, .page_bytes = 16 * ++sizes});
+      }
+      engines.push_back(f.connect(Id128::random()));
+      REQUIRE(f.service->register_rank(engines.back(), many));
+    }
+    const Id128 single = f.connect(Id128::random());
+    const auto again = [&] { return f.register_rank(single, "single", 2 * kPage, "single"); };
+    CHECK(again().error().code == Errc::kBusy);
+    const Id128 ranks[2] = {f.connect(Id128::random()), f.connect(Id128::random())};
+    Registration registration = f.rank(0, 2);
+    REQUIRE(f.service->register_rank(ranks[0], registration));
+    registration = f.rank(1, 2);
+    CHECK(f.service->register_rank(ranks[1], registration).error().code == Errc::kBusy);
+    CHECK(f.service->stats().refused_page_size == 0);
+    for (const auto& info : f.service->instances()) CHECK_FALSE(info.state.starts_with("refused"));
+
+    REQUIRE(f.service->goodbye(engines[0]));
+    f.work();
+    CHECK(again());
+    CHECK(f.service->register_rank(ranks[1], registration));
+    CHECK(f.service->lookup(ranks[0], keys(1, 1))->complete);
   }
 
   TEST_CASE("a namespace has one name among nodes, that of its present page sizes") {
