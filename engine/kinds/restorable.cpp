@@ -75,15 +75,24 @@ std::uint64_t RestorableSearch::lower(std::size_t kind, std::uint64_t tokens) {
 }
 
 std::uint64_t RestorableSearch::longest(std::uint64_t local_tokens) {
-  std::uint64_t tokens = prefix_limit(local_tokens);
+  const std::uint64_t limit = prefix_limit(local_tokens);
+  std::uint64_t tokens = limit;
+  const bool has_prefix =
+      std::any_of(kinds_.kinds.begin(), kinds_.kinds.end(),
+                  [](const BlockKind& kind) { return kind.rule == KindRule::kPrefix; });
+  std::optional<Shortened> shortened;
   while (tokens > local_tokens) {
     const std::uint64_t before = tokens;
     for (std::size_t kind = 0; kind < known_.size() && tokens > local_tokens; ++kind) {
       if (kinds_.kinds[kind].rule != KindRule::kPrefix) tokens = lower(kind, tokens);
+      if (tokens < limit && !shortened) shortened = Shortened{.kind = kind};
     }
-    if (tokens == before) return tokens;
+    if (tokens == before) break;
   }
-  return 0;
+  if (shortened) shortened->tokens = limit - std::max(tokens, local_tokens);
+  // Without a prefix kind nothing tells a lost window from the first visit of a prompt.
+  shortened_ = has_prefix ? shortened : std::nullopt;
+  return tokens > local_tokens ? tokens : 0;
 }
 
 std::vector<std::uint64_t> RestorableSearch::all(std::uint64_t local_tokens) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/kinds/block_kinds.h"
@@ -41,6 +42,14 @@ class RestorableSearch {
   /// own are those of another boundary.
   [[nodiscard]] std::uint64_t longest(std::uint64_t local_tokens = 0);
 
+  /// A part of a prompt that the prefix kinds have and longest() did not restore.
+  struct Shortened {
+    std::size_t kind = 0;      ///< The first kind without a block that its rule needs.
+    std::uint64_t tokens = 0;  ///< The difference of both lengths, beyond `local_tokens`.
+  };
+  /// After longest(); no value if no other kind made the prefix shorter, or without prefix kinds.
+  [[nodiscard]] const std::optional<Shortened>& shortened() const noexcept { return shortened_; }
+
   /// Every restorable prefix beyond `local_tokens`, in tokens, in ascending order.
   [[nodiscard]] std::vector<std::uint64_t> all(std::uint64_t local_tokens = 0);
 
@@ -76,6 +85,7 @@ class RestorableSearch {
   BlockPresence& presence_;
   std::uint64_t tokens_;  ///< The prompt's length, aligned.
   std::vector<Known> known_;
+  std::optional<Shortened> shortened_;
 };
 
 }  // namespace pegaflow::engine

@@ -70,6 +70,7 @@ class CacheService::PromptSearch {
         search_(rules_, units.size(), blocks_) {}
 
   [[nodiscard]] std::uint64_t longest() { return search_.longest(local_tokens_); }
+  [[nodiscard]] const auto& shortened() const { return search_.shortened(); }
   [[nodiscard]] std::vector<std::uint64_t> all() { return search_.all(local_tokens_); }
 
   /// A restorable prefix of `tokens`; 0: none.
@@ -170,6 +171,11 @@ Result<CacheService::Restorable> CacheService::restorable(const Id128& connectio
   PromptSearch search(*this, instance, units, local);
   const std::uint64_t tokens = search.longest();
   count_lookup(instance, units, local, tokens);
+  if (const auto& shortened = search.shortened()) {
+    KindStats& by_kind = counted(instance, shortened->kind);
+    ++by_kind.shortened_lookups;
+    by_kind.shortened_tokens += shortened->tokens;
+  }
   return search.restorable(tokens);
 }
 

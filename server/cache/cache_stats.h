@@ -32,6 +32,9 @@ struct KindStats {
   std::uint64_t saved_bytes = 0;
   std::uint64_t loaded_blocks = 0;  ///< Opened for a load, counted once for each rank.
   std::uint64_t loaded_bytes = 0;
+  /// Lookups that the kind made shorter than the prefix of full attention, and by how much.
+  std::uint64_t shortened_lookups = 0;
+  std::uint64_t shortened_tokens = 0;
 };
 
 /// The statistics of CacheService.

@@ -132,6 +132,13 @@ void kinds(MetricsPage& page, const CacheStats& cache) {
   by_kind("kind_loaded_bytes_total",
           "Bytes of pages opened for a load, by the kind of their blocks",
           [](const KindStats& kind) { return number(kind.loaded_bytes); });
+  by_kind("kind_shortened_lookups_total",
+          "Lookups that found a shorter prefix than that of full attention, by the first kind of "
+          "which a needed block was missing",
+          [](const KindStats& kind) { return number(kind.shortened_lookups); });
+  by_kind("kind_shortened_tokens_total",
+          "Tokens that full attention could have restored in these lookups, by the same kind",
+          [](const KindStats& kind) { return number(kind.shortened_tokens); });
 }
 
 void held_blocks(MetricsPage& page, const Snapshot& now) {

@@ -119,25 +119,34 @@ def test_blocks_and_bytes_are_shown_by_kind(own_pega):
         engine.reset_local()
         assert engine.ask("again", prompt_of(300)) == (0, 288)
         engine.run()
+        # The branch leaves the prompt between two windows.
+        engine.reset_local()
+        assert engine.ask("branch", [*prompt_of(300)[:200], *prompt_of(100, 7)]) == (0, 128)
+        engine.run()
         saved = engine.saved()
     finally:
         engine.close()
 
     done = run_top("--once", "--json", "--http-addr", own_pega.http)
     kinds = json.loads(done.stdout)["kinds"]
-    # Of 19 blocks of the prompt 18 are loaded, and the last 4 of a window of 64 tokens.
+    # Of 19 blocks of the prompt 18 are loaded, and of those of the branch 8 of the 12 that both
+    # share; each time the last 4 of a window of 64 tokens.
     assert saved == {kind: kinds[kind]["saved_blocks"] for kind in saved}
-    assert kinds["full"]["loaded_blocks"] == 18
-    assert kinds["window"]["loaded_blocks"] == 4
+    assert kinds["full"]["loaded_blocks"] == 18 + 8
+    assert kinds["window"]["loaded_blocks"] == 4 + 4
+    assert kinds["window"]["shortened_lookups"] == 1
+    assert kinds["window"]["shortened_tokens"] == 192 - 128
+    assert kinds["full"]["shortened_lookups"] == 0
     for row in kinds.values():
         assert (row["saved_bytes"] > 0) == (row["saved_blocks"] > 0)
     window = kinds["window"]
     page = window["saved_bytes"] / window["saved_blocks"]
-    assert window["loaded_bytes"] == 4 * page
+    assert window["loaded_bytes"] == 8 * page
 
     text = run_top("--once", "--http-addr", own_pega.http).stdout
-    assert "  full     loaded 18 in all blocks" in text
-    assert "  window   loaded 4 in all blocks" in text
+    assert "  full     loaded 26 in all blocks" in text
+    assert "  window   loaded 8 in all blocks" in text
+    assert "; shortened 1 in all hits" in text
     assert "state" not in text
     assert max(map(len, text.splitlines())) <= 120
 

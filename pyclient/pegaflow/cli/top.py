@@ -182,6 +182,10 @@ class View:
                 for what in ("loaded", "saved")
                 for unit in ("blocks", "bytes")
             }
+            | {
+                f"shortened_{unit}": self._moved(f"kind_shortened_{unit}_total", kind=kind)
+                for unit in ("lookups", "tokens")
+            }
             for kind in self.samples.by_label("pegaflow_kind_saved_blocks_total", "kind")
         }
 
@@ -200,6 +204,11 @@ class View:
             f"  {kind:<8} loaded {count(row['loaded_blocks'])} blocks, "
             f"{size(row['loaded_bytes'])}; saved {count(row['saved_blocks'])}, "
             f"{size(row['saved_bytes'])}"
+            + (
+                f"; shortened {count(row['shortened_lookups'])} hits"
+                if row["shortened_lookups"]
+                else ""
+            )
             for kind, row in kinds.items()
             if kind in shown
         ]

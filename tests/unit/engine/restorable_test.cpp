@@ -177,6 +177,33 @@ TEST_SUITE("RestorableSearch") {
     CHECK(RestorableSearch(kinds, 10, longer).longest(160) == 0);
   }
 
+  TEST_CASE("the kind that shortens the prefix of full attention is named, with the tokens") {
+    const BlockKinds kinds = kinds_of({kFull, kWindow, kState}, 64);
+    const std::vector<bool> full(18, true);
+    const auto shortened = [&](const std::set<std::size_t>& windows,
+                               const std::set<std::size_t>& states, std::uint64_t local = 0) {
+      Blocks blocks({full, only(16, windows), only(4, states)});
+      RestorableSearch search(kinds, 16, blocks);
+      const std::uint64_t tokens = search.longest(local);
+      const auto& found = search.shortened();
+      return found ? std::to_string(tokens) + ", kind " + std::to_string(found->kind) + ": " +
+                         std::to_string(found->tokens)
+                   : std::to_string(tokens);
+    };
+    const std::set<std::size_t> windows = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    CHECK(shortened(windows, {3}) == "256");
+    CHECK(shortened(windows, {0, 1, 2}) == "192, kind 2: 64");
+    CHECK(shortened({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {2, 3}) == "192, kind 1: 64");
+    CHECK(shortened(windows, {}, 128) == "0, kind 2: 128");
+    CHECK(shortened(windows, {}, 256) == "0");
+
+    const BlockKinds without_prefix = kinds_of({kWindow});
+    Blocks blocks({only(16, {0, 1, 2, 3})});
+    RestorableSearch search(without_prefix, 16, blocks);
+    CHECK(search.longest() == 64);
+    CHECK_FALSE(search.shortened());
+  }
+
   TEST_CASE("one kind of full attention is a prefix, and no block behind a hole is asked for") {
     const BlockKinds kinds = kinds_of({kFull});
     std::vector<bool> present(1000, true);
