@@ -26,6 +26,10 @@ using Batches = std::vector<Device::Batch>;
 constexpr std::size_t kMostKinds = 16;
 constexpr std::uint64_t kJobBytes = std::uint64_t{256} << 20;
 
+constexpr std::uint64_t kMaxGroups = 64;
+/// A block that tensor-parallel sizes share has several pieces of each layer.
+constexpr std::uint64_t kMaxLayers = 4096;
+
 /// The decimal number that is all of `text`.
 std::optional<std::uint64_t> number(std::string_view text) {
   std::uint64_t value = 0;
@@ -47,8 +51,8 @@ Result<GpuKind> parse_kind(const std::string& text) {
   const auto refuse = [&] {
     return fail(Errc::kInvalidArgument,
                 "--kinds: '{}' is not NAME:[GROUPSx]LAYERSxBYTES[@BLOCKS], for example "
-                "window:5x8x128kb@64, with 1 to 64 groups and layers and 1 to 100,000 blocks",
-                text);
+                "window:5x8x128kb@64, with 1 to {} groups, 1 to {} layers and 1 to 100,000 blocks",
+                text, kMaxGroups, kMaxLayers);
   };
   GpuKind kind;
   std::string_view rest = text;
@@ -64,10 +68,11 @@ Result<GpuKind> parse_kind(const std::string& text) {
   std::vector<std::uint64_t> counts;
   while (const auto part = cut(rest, 'x')) {
     const auto count = number(*part);
-    if (!count || *count == 0 || *count > 64) return refuse();
+    if (!count || *count == 0 || *count > kMaxLayers) return refuse();
     counts.push_back(*count);
   }
   if (counts.empty() || counts.size() > 2) return refuse();
+  if (counts.size() == 2 && counts.front() > kMaxGroups) return refuse();
   const Result<std::uint64_t> bytes = parse_bytes(rest);
   if (!bytes || *bytes == 0) return refuse();
   kind.groups = counts.size() == 2 ? static_cast<std::uint32_t>(counts.front()) : 1;

@@ -67,13 +67,14 @@ TEST_SUITE("gpu_kinds") {
     CHECK(kinds[0].blocks == 128);
     CHECK(kinds[1].blocks == 10);
     CHECK(kinds_of({"state:64x8mb"})[0].blocks == 1);
+    CHECK(kinds_of({"pieces:4096x512"})[0].slot_bytes() == 2 << 20);
   }
 
   TEST_CASE("an invalid kind is refused by its text") {
     for (const std::string text :
          {"", "full", ":1x64kb", "full:64kb", "full:0x64kb", "full:x64kb", "full:1x2x3x64kb",
-          "full:65x64kb", "full:1x", "full:1x0", "full:1xmany", "full:1x64kb@", "full:1x64kb@0",
-          "full:1x64kb@b", "full:1x64kb@100001"}) {
+          "full:65x1x64kb", "full:4097x512", "full:1x", "full:1x0", "full:1xmany", "full:1x64kb@",
+          "full:1x64kb@0", "full:1x64kb@b", "full:1x64kb@100001"}) {
       CHECK(refused({text}).find("'" + text + "' is not NAME:") != std::string::npos);
     }
     CHECK(refused({"full:1x100"}).find("multiple of 16 bytes") != std::string::npos);
