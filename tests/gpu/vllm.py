@@ -37,9 +37,17 @@ TOKENS = 16
 
 
 class GpuVllm(ChildProcess):
-    """`vllm serve` with our connector and random weights."""
+    """`vllm serve` with our connector and random weights; without a ``server`` plain vLLM."""
 
-    def __init__(self, name: str, server: PegaServer, options: argparse.Namespace, **extra: Any):
+    #: The connector's class, and its module.
+    connector = ("PegaKVConnector", "pegaflow.connector")
+    #: The model's weights: vLLM's options.
+    weights = ("--load-format", "pegaflow_seeded")
+    block_tokens = BLOCK
+
+    def __init__(
+        self, name: str, server: PegaServer | None, options: argparse.Namespace, **extra: Any
+    ):
         plugin = REPOSITORY / "tools" / "vllm-gpu" / "plugin"
         super().__init__(
             f"vllm {name}",
@@ -56,11 +64,14 @@ class GpuVllm(ChildProcess):
         self._server = server
         self.port = free_port()
 
-    def command(self) -> list[str]:
+    def _transfer(self) -> list[str]:
+        if self._server is None:
+            return []
+        name, module = self.connector
         transfer = {
-            "kv_connector": "PegaKVConnector",
+            "kv_connector": name,
             "kv_role": "kv_both",
-            "kv_connector_module_path": "pegaflow.connector",
+            "kv_connector_module_path": module,
             "kv_connector_extra_config": {
                 "pegaflow.host": self._server.address,
                 "pegaflow.weights_id": "pegaflow_seeded",
@@ -69,22 +80,26 @@ class GpuVllm(ChildProcess):
                 **self._extra,
             },
         }
+        return ["--kv-transfer-config", json.dumps(transfer)]
+
+    def command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self._options.model)),
             *("--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--load-format", "pegaflow_seeded", "--max-model-len", "8192"),
+            *self.weights,
+            *("--max-model-len", "8192"),
             *(
                 "--max-num-seqs",
                 "16",
                 "--block-size",
-                str(BLOCK),
+                str(self.block_tokens),
                 "--gpu-memory-utilization",
                 "0.4",
             ),
             *("--num-gpu-blocks-override", str(self._options.gpu_blocks)),
             *("--compilation-config", '{"mode":0,"cudagraph_mode":"NONE"}'),
             *("--tensor-parallel-size", str(self._options.tensor_parallel)),
-            *("--kv-transfer-config", json.dumps(transfer)),
+            *self._transfer(),
             *self._options.vllm_arguments.split(),
         ]
 

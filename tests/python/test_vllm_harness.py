@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import vllm_server
 from tests.support.child_process import ChildFailed
 from tests.support.vllm_server import (
     ModelShape,
     PegaServer,
     VllmOptions,
     VllmServer,
+    ensure_hybrid,
     free_port,
 )
 
@@ -121,3 +123,41 @@ def test_the_server_is_ready_when_its_ready_file_exists(tmp_path: Path) -> None:
 
 def test_the_model_of_the_demo_needs_a_page_of_one_and_a_half_mebibytes() -> None:
     assert ModelShape().kv_bytes_per_token() * 32 == 3 << 19
+
+
+def test_a_model_is_kept_until_its_recipe_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = tmp_path / "tools" / "vllm-cpu" / "make_hybrid.py"
+    maker.parent.mkdir(parents=True)
+    common = maker.with_name("make_model.py")
+    common.write_text("")
+    monkeypatch.setattr(vllm_server, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(vllm_server, "venv_bin", lambda: Path(sys.executable).parent)
+
+    def write_maker(weights: str) -> None:
+        maker.write_text(
+            "import pathlib, sys\n"
+            "out = pathlib.Path(sys.argv[2])\n"
+            "out.mkdir()\n"
+            f"(out / 'weights').write_text(sys.argv[1] + {weights!r})\n"
+        )
+
+    write_maker(" first")
+    model = ensure_hybrid("granite")
+    assert (model / "weights").read_text() == "granite first"
+    made = (model / "weights").stat()
+    assert ensure_hybrid("granite") == model
+    assert (model / "weights").stat() == made
+
+    write_maker(" second")
+    assert (ensure_hybrid("granite") / "weights").read_text() == "granite second"
+
+    # One that was made before recipes were noted, or by another make_model.py.
+    (model / "weights").write_text("old")
+    common.write_text("# another tokenizer")
+    assert (ensure_hybrid("granite") / "weights").read_text() == "granite second"
+    (model / ".recipe").unlink()
+    (model / "weights").write_text("old")
+    assert (ensure_hybrid("granite") / "weights").read_text() == "granite second"
+    assert [path.name for path in sorted(model.parent.iterdir())] == [".lock", "granite"]
