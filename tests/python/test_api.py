@@ -90,9 +90,25 @@ def test_a_key_is_the_hash_of_all_tokens_up_to_the_end_of_its_block():
     assert token_keys([5], 2) == token_keys([], 2) == []
 
 
-def test_blocks_of_zero_tokens_are_rejected():
-    with pytest.raises(ValueError, match="blocks of 0 tokens"):
-        token_keys([1], 0)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([1], 0), "block_size=0 is not a whole number from 1 to"),
+        (([1], True), "block_size=True is not a whole number"),
+        (([1, 2.5], 2), r"tokens\[1\]=2.5 is not a whole number from -9,223"),
+        ((np.array([1.0, 2.0]), 2), r"tokens\[0\]=1.0 is not a whole number"),
+        (([3, 1 << 63], 2), r"tokens\[1\]=9223372036854775808 is not a whole number"),
+        (([1, 2, 3, None], 2), r"tokens\[3\]=None is not a whole number"),
+        (([[1], [2]], 2), r"tokens\[0\]=\[1\] is not a whole number"),
+        (("text", 2), "tokens='text' is not a sequence of whole numbers"),
+        ((iter([1]), 2), "is not a sequence of whole numbers"),
+        (([1], 1, "tenant"), "salt='tenant' is not bytes"),
+    ],
+)
+def test_tokens_that_have_no_key_are_rejected_by_name(arguments, words):
+    """A token that is cut to a whole number would have the key of another one."""
+    with pytest.raises(ValueError, match=words):
+        token_keys(*arguments)
 
 
 # ---- layouts
@@ -146,6 +162,10 @@ def test_arrays_of_another_layout_do_not_share_a_namespace():
     ("arrays", "axis", "words"),
     [
         ([], 0, "no arrays"),
+        (None, 0, "arrays=None is not a list of arrays"),
+        ([np.zeros((2, 2))], None, "block_axis=None is not a whole number"),
+        ([np.zeros((2, 2))], True, "block_axis=True is not a whole number"),
+        ([np.zeros((2, 2))], ["0"], "block_axis='0' is not a whole number"),
         ([b"bytes"], 0, r"arrays\[0\] is a bytes"),
         ([np.zeros((2, 2)), [1]], 0, r"arrays\[1\] is a list"),
         ([np.zeros((2, 2))], 2, "2 dimensions and no axis 2"),
@@ -263,13 +283,64 @@ def test_invalid_arguments_raise_at_once(pega, model):
             ([b"k" * 33], [0], "a key of 33 bytes"),
             ([b"k", b"kk"], [0, 1], r"keys\[1\] has 2 bytes and keys\[0\] has 1"),
             ([b"k"] * (_native.MAX_KEYS + 1), [0] * (_native.MAX_KEYS + 1), "keys in one call"),
+            (["k"], [0], r"keys\[0\]='k' is not bytes"),
+            ([b"k", 5], [0, 1], r"keys\[1\]=5 is not bytes"),
+            (b"k", [0], "keys=b'k' is not a sequence of bytes"),
+            (None, [0], "keys=None is not a sequence of bytes"),
+            (iter([b"k"]), [0], "is not a sequence of bytes"),
+            ([b"k"], None, "blocks=None is not a sequence of whole numbers"),
+            ([b"k"], 0, "blocks=0 is not a sequence of whole numbers"),
+            ([b"k"], [0.0], r"blocks\[0\]=0.0 is not a whole number from 0 to 23"),
+            ([b"k"], [True], r"blocks\[0\]=True is not a whole number"),
+            ([b"k"], ["0"], r"blocks\[0\]='0' is not a whole number"),
+            ([b"k"], np.array([0.5]), r"blocks\[0\]=0.5 is not a whole number"),
+            ([b"k"], [1 << 70], "of 24"),
         ):
             with pytest.raises(ValueError, match=words):
                 cache.save(keys, blocks)
             with pytest.raises(ValueError, match=words):
                 cache.load(keys, blocks)
+        for kind in (1, -1, 0.0, True, None, "0"):
+            with pytest.raises(ValueError, match=f"kind {kind!r} of 1 kinds of blocks"):
+                cache.save([b"k"], [0], kind=kind)
+        with pytest.raises(ValueError, match=r"blocks\[2\] is block 3, as blocks\[0\]: a load"):
+            cache.load([b"a", b"b", b"c"], [3, 4, 3])
+        for timeout_s in (-1, float("nan"), float("inf"), "1", None, True, 1e9):
+            for call in (cache.wait_ready, cache.reset):
+                with pytest.raises(ValueError, match="timeout_s=.* is not a number of seconds"):
+                    call(timeout_s)
+        for keys in ("k", [5], None):
+            with pytest.raises(ValueError, match="bytes"):
+                cache.lookup(keys)
+        # Nothing was started, and the integers of NumPy are taken.
+        assert not cache._done and cache.wait_ready(READY_S)
+        assert cache.save([b"numpy"], np.array([3], np.int32), kind=np.int64(0)).error is None
     for wrong, words in (
         ({"factors": {}}, "name is missing"),
+        ({"factors": None}, "factors=None is not a mapping"),
+        ({"factors": ["model"]}, "is not a mapping"),
+        ({"factors": {"": "x"}}, "factors: the name='' is not a text"),
+        ({"factors": {1: "x"}}, "factors: the name=1 is not a text"),
+        ({"factors": {"model": None}}, r"factors\['model'\]=None is neither a text nor a number"),
+        ({"factors": {"model": object()}}, "is neither a text nor a number"),
+        ({"factors": {"model": "\ud800"}}, "is neither a text nor a number"),
+        ({"factors": {"model": "x" * 70_000}}, "at most 256 of 65,536 bytes are possible"),
+        ({"factors": {str(i): i for i in range(256)}}, "factors: 257 of"),
+        ({"endpoint": 5}, "endpoint=5 is not a text"),
+        ({"endpoint": ""}, "endpoint='' is not a text, or is empty"),
+        ({"instance": ""}, "instance='' is not a text, or is empty"),
+        ({"copy_threads": 0}, "copy_threads=0 is not a whole number from 1 to 64"),
+        ({"copy_threads": 1.5}, "copy_threads=1.5 is not a whole number"),
+        ({"verify": None}, "verify=None is not off, sample or all"),
+        ({"raise_errors": 1}, "raise_errors=1 is not True or False"),
+        ({"lookup_deadline": 0}, "lookup_deadline=0 is not a number of seconds above 0"),
+        ({"open_deadline": "1"}, "open_deadline='1' is not a number of seconds"),
+        ({"load_patience": float("nan")}, "load_patience=nan is not a number of seconds from 0"),
+        ({"load_bytes_per_second": 0}, "load_bytes_per_second=0 is not a number of bytes above 0"),
+        ({"lookup_dedline": 1.0}, "unknown option lookup_dedline; the nearest is lookup_deadline"),
+        ({"unit_tokens": 16}, "unit_tokens=16 without kinds: remove it, or state kinds"),
+        ({"kinds": 5}, "kinds=5 is not a sequence of Kind"),
+        ({"block_axis": 9}, "no axis 9"),
         ({"factors": {"layout": "x"}}, "derived from the arrays"),
         ({"endpoint": "nowhere"}, "neither HOST:PORT"),
         ({"verify": "perhaps"}, "not off, sample or all"),
@@ -323,6 +394,10 @@ def test_a_closed_cache_is_a_miss(pega, model):
     assert cache.lookup(prompt_keys(model)) == 0
     assert cache.save(prompt_keys(model), range(8)).error
     assert cache.load(prompt_keys(model), range(8)).error
+    assert not cache.reset(0.0)
+    assert not cache.wait_ready(0.0)
+    with pytest.raises(ValueError, match="is not bytes"):
+        cache.lookup([5])
 
 
 def test_a_stopped_server_costs_the_deadline_and_is_used_again(own_pega, model):
@@ -426,6 +501,30 @@ def test_a_cancelled_load_ends_after_its_copies(pega, model, seed):
     asyncio.run(scenario())
     wait_for(pega, "pegaflow_pins", 0)
     wait_for(pega, "pegaflow_claims", 0)
+
+
+def test_an_asynchronous_cache_refuses_another_event_loop(absent, model):
+    """That loop would not learn of the end of a copy."""
+
+    async def make() -> AsyncCache:
+        return AsyncCache(new_arrays(), factors={"model": model}, block_axis=1, endpoint=absent)
+
+    async def use(cache: AsyncCache) -> None:
+        for call in (
+            cache.lookup([b"k"]),
+            cache.save([b"k"], [0]),
+            cache.load([b"k"], [0]),
+        ):
+            with pytest.raises(RuntimeError, match="belongs to the event loop in which it was mad"):
+                await call
+
+    loop = asyncio.new_event_loop()
+    cache = loop.run_until_complete(make())
+    try:
+        asyncio.run(use(cache))
+    finally:
+        loop.run_until_complete(cache.close())
+        loop.close()
 
 
 def test_an_asynchronous_cache_needs_an_event_loop(pega, model):

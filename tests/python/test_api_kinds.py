@@ -223,10 +223,29 @@ def test_without_a_server_everything_is_a_miss_with_a_reason(tmp_path, seed):
 def test_invalid_arguments_are_rejected_by_name(tmp_path, seed):
     engine = Engine(seed)
     base = options(nowhere(tmp_path), "m", engine)
+    full = engine.groups[0]
     for change, words in (
         ({"kinds": [Kind("window", 16, [engine.groups[0]])]}, "rule 'window' is not one of prefix"),
-        ({"unit_tokens": 0}, "unit_tokens 0"),
-        ({"kinds": [Kind("prefix", 16, [])]}, "no kind of blocks has a member"),
+        ({"kinds": [Kind(["prefix"], 16, [full])]}, r"kinds\[0\]: rule \['prefix'\] is not one of"),
+        ({"kinds": [full]}, r"kinds\[0\]=.* is not a Kind"),
+        ({"unit_tokens": 0}, "unit_tokens=0 is not a whole number from 1"),
+        ({"unit_tokens": 16.0}, "unit_tokens=16.0 is not a whole number"),
+        ({"alignment_tokens": None}, "alignment_tokens=None is not a whole number"),
+        ({"alignment_tokens": 48}, "alignment_tokens=48 is no multiple of block_tokens=32"),
+        ({"unit_tokens": 24}, "block_tokens=32 is no multiple of unit_tokens=24"),
+        ({"kinds": [Kind("prefix", True, [full])]}, "block_tokens=True is not a whole number"),
+        ({"kinds": [Kind("prefix", 16, [full], tokens=4)]}, "tokens=4 with the rule prefix"),
+        ({"kinds": [Kind("trailing", 16, [full])]}, "tokens=0 with the rule trailing"),
+        (
+            {"kinds": [Kind("chunk", 16, [full], tokens=40)]},
+            "tokens=40 is no multiple of block_tok",
+        ),
+        ({"kinds": [Kind("state", 16, [full]), Kind("prefix", 16, [full])]}, "prefix is the first"),
+        ({"kinds": [Kind("prefix", 16, [])]}, r"kinds\[0\]: members is empty"),
+        (
+            {"kinds": [Kind("prefix", 16, None)]},
+            "members=None is not a sequence of lists of arrays",
+        ),
         ({"kinds": engine.kinds() * 6}, "18 kinds of blocks; 1 to 16 are possible"),
         ({"arrays": engine.groups[0]}, "arrays: with kinds"),
     ):
@@ -235,6 +254,7 @@ def test_invalid_arguments_are_rejected_by_name(tmp_path, seed):
     with pytest.raises(LayoutError, match=r"kinds\[0\]: arrays\[0\] is a bytes"):
         Cache(**{**base, "kinds": [Kind("prefix", 16, [[b"bytes"]])]})
     keys = unit_keys("m")
+    held = Claim(units=4, token=b"x" * 16)
     with Cache(**base) as cache:
         for call, words in (
             (lambda: cache.lookup(keys, local_units=3), "3 units of 16 tokens are no multiple"),
@@ -242,6 +262,22 @@ def test_invalid_arguments_are_rejected_by_name(tmp_path, seed):
             (lambda: cache.save(keys[:2], [0, 1], kind=1), "2 keys for 2 blocks, 2 for each"),
             (lambda: cache.save(keys[:1], [0, BLOCKS], kind=1), f"block {BLOCKS} of {BLOCKS}"),
             (lambda: cache.load(keys, list(range(16))), "use claim"),
+            (lambda: cache.lookup(keys, local_units=-4), "local_units=-4 is not a whole number"),
+            (lambda: cache.claim(keys, local_units=4.0), "local_units=4.0 is not a whole number"),
+            (lambda: cache.boundaries(keys, "4"), "local_units='4' is not a whole number"),
+            (lambda: cache.unclaim(None), "claim=None is not that of claim"),
+            (lambda: cache.load_ranges(None, []), "claim=None is not that of claim"),
+            (lambda: cache.load_ranges(held, None), "ranges=None is not a sequence of LoadRange"),
+            (lambda: cache.load_ranges(held, [(0, 0)]), r"ranges\[0\]=\(0, 0\) is not a LoadRange"),
+            (lambda: cache.load_ranges(held, [(3, 0, 1, [0])]), r"ranges\[0\]: kind=3 is not"),
+            (lambda: cache.load_ranges(held, [(0, -1, 1, [0])]), r"ranges\[0\]: first=-1 is not"),
+            (lambda: cache.load_ranges(held, [(0, 0, 1.0, [0])]), r"ranges\[0\]: count=1.0 is not"),
+            (lambda: cache.load_ranges(held, [(0, 0, 1, [0.5])]), r"ranges\[0\]: blocks\[0\]=0.5"),
+            (lambda: cache.load_ranges(held, [(0, 0, 2, [7, 7])]), "is block 7, as ranges"),
+            (
+                lambda: cache.load_ranges(held, [(0, 0, 1, [0]), (0, 1, 1, [1])]),
+                r"ranges\[1\]: kind 0 has another range",
+            ),
         ):
             with pytest.raises(ValueError, match=words):
                 call()

@@ -37,6 +37,14 @@ class AsyncCache(CacheBase):
         self._loop.add_reader(self._fd, self._collect)
         self._closed = False
 
+    def _check_caller(self) -> None:
+        """
+        Raises:
+            RuntimeError: called in another event loop, which would not learn of the copies' end.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("this cache belongs to the event loop in which it was made")
+
     async def lookup(self, keys: Sequence[bytes], local_units: int = 0) -> int:
         """As ``Cache.lookup``."""
         self._check_units("lookup", local_units, needs_kinds=False)
@@ -74,11 +82,11 @@ class AsyncCache(CacheBase):
         self, claim: Claim, ranges: Sequence[tuple[int, int, int, Sequence[int]]]
     ) -> Loaded:
         """As ``Cache.load_ranges``."""
-        self._check_ranges(claim, ranges)
-        if not ranges:
+        checked = self._check_ranges(claim, ranges)
+        if not checked:
             return Loaded()
         try:
-            job = self._start_load_ranges(claim, ranges)
+            job = self._start_load_ranges(claim, checked)
             done = await self._end_of(job, lambda: self._mover.cancel_load(job[1]))
             if self._raise_errors:
                 raise_for(done)
@@ -91,15 +99,15 @@ class AsyncCache(CacheBase):
     async def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> Loaded:
         """As ``Cache.load``."""
         self._refuse_kinds("load")
-        packed = self._pack(keys, blocks)
-        if not keys:
+        packed, listed = self._pack_blocks(keys, blocks, load=True)
+        if not listed:
             return Loaded()
         token = b""
         try:
             found, _, token, _ = await self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
-            job = self._start_load(token, list(blocks[:found]))
+            job = self._start_load(token, listed[:found])
             done = await self._end_of(job, lambda: self._mover.cancel_load(job[1]))
             if self._raise_errors:
                 raise_for(done)
@@ -112,11 +120,11 @@ class AsyncCache(CacheBase):
 
     async def save(self, keys: Sequence[bytes], blocks: Sequence[int], kind: int = 0) -> Saved:
         """As ``Cache.save``."""
-        packed = self._pack(keys, blocks, kind)
-        if not keys:
+        packed, listed = self._pack_blocks(keys, blocks, kind)
+        if not listed:
             return Saved()
         try:
-            done = await self._end_of(self._start_save(packed, list(blocks), kind), lambda: None)
+            done = await self._end_of(self._start_save(packed, listed, kind), lambda: None)
             if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pegaflow.api.arguments import shown, whole
+
 #: The limit of pieces that a block has in one array; beyond it, a copy is mostly overhead.
 MAX_PIECES = 4096
 
@@ -42,10 +44,10 @@ def layout(arrays: Iterable[Any], block_axis: int | Sequence[int] = 0) -> Layout
         LayoutError: an array has no such axis, another number of blocks, is read-only, does not
             hold plain numbers, or its blocks overlap or are in too many pieces.
     """
-    kept = tuple(arrays)
+    kept = arrays_of(arrays)
     if not kept:
         raise LayoutError("no arrays")
-    axes = [block_axis] * len(kept) if isinstance(block_axis, int) else list(block_axis)
+    axes = _axes(block_axis, len(kept))
     if len(axes) != len(kept):
         raise LayoutError(f"{len(axes)} block axes for {len(kept)} arrays")
     segments: list[tuple[int, int, int]] = []
@@ -62,12 +64,41 @@ def layout(arrays: Iterable[Any], block_axis: int | Sequence[int] = 0) -> Layout
     return Layout(tuple(segments), counts[0], ";".join(parts), kept)
 
 
+def arrays_of(arrays: Any) -> tuple[Any, ...]:
+    """
+    Raises:
+        LayoutError: it cannot be iterated.
+    """
+    try:
+        return tuple(arrays)
+    except TypeError:
+        raise LayoutError(
+            f"arrays={shown(arrays)} is not a list of arrays, such as one for each layer"
+        ) from None
+
+
+def _axes(block_axis: Any, arrays: int) -> list[int]:
+    """
+    Raises:
+        LayoutError: an axis is not a whole number.
+    """
+    one = not hasattr(block_axis, "__len__")
+    given = [block_axis] * arrays if one else list(block_axis)
+    try:
+        return [whole("block_axis", axis, -64, 63) for axis in given]
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+
+
 def _read(name: str, array: Any, axis: int) -> tuple[list[tuple[int, int, int]], int, str]:
     """The pieces of one array's blocks, the number of blocks, and their format."""
     interface = getattr(array, "__array_interface__", None)
     if interface is None:
         raise LayoutError(f"{name} is a {type(array).__name__}, not an array in host memory")
-    address, read_only = interface["data"]
+    data = interface.get("data")
+    if not isinstance(data, tuple):
+        raise LayoutError(f"{name} does not state the address of its memory")
+    address, read_only = data
     shape, kind = interface["shape"], interface["typestr"]
     item_bytes = int(kind[2:]) if kind[1:2] in "biufcV" and kind[2:].isdigit() else 0
     if not item_bytes:

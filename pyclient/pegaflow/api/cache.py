@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
+from pegaflow.api import arguments
 from pegaflow.api.core import CacheBase
 from pegaflow.api.kinds import Claim
 from pegaflow.api.results import Loaded, Saved, loaded, loaded_ranges, raise_for, saved
@@ -90,11 +91,11 @@ class Cache(CacheBase):
                 claim's ranges, with the engine's blocks of all members for the first block, then
                 for the next one.
         """
-        self._check_ranges(claim, ranges)
-        if not ranges:
+        checked = self._check_ranges(claim, ranges)
+        if not checked:
             return Loaded()
         try:
-            done = self._wait(self._start_load_ranges(claim, ranges))
+            done = self._wait(self._start_load_ranges(claim, checked))
             if self._raise_errors:
                 raise_for(done)
         except _native.InvalidArgument:
@@ -110,15 +111,15 @@ class Cache(CacheBase):
         missing block, or one that cannot be pinned now, is not loaded and is not an error.
         """
         self._refuse_kinds("load")
-        packed = self._pack(keys, blocks)
-        if not keys:
+        packed, listed = self._pack_blocks(keys, blocks, load=True)
+        if not listed:
             return Loaded()
         token = b""
         try:
             found, _, token, _ = self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
-            done = self._wait(self._start_load(token, list(blocks[:found])))
+            done = self._wait(self._start_load(token, listed[:found]))
             if self._raise_errors:
                 raise_for(done)
             return loaded(done)
@@ -135,11 +136,11 @@ class Cache(CacheBase):
         With several kinds, ``keys`` are those of the units that the blocks of this kind end with,
         and ``blocks`` has those of all members for the first key, then for the next one.
         """
-        packed = self._pack(keys, blocks, kind)
-        if not keys:
+        packed, listed = self._pack_blocks(keys, blocks, kind)
+        if not listed:
             return Saved()
         try:
-            done = self._wait(self._start_save(packed, list(blocks), kind))
+            done = self._wait(self._start_save(packed, listed, kind))
             if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
@@ -151,6 +152,7 @@ class Cache(CacheBase):
 
         False when no server has confirmed it; then older blocks may still be found.
         """
+        timeout_s = arguments.seconds("timeout_s", timeout_s)
         try:
             self._session.reset_cache(timeout_s)
         except _native.PegaFlowError as error:
@@ -159,7 +161,7 @@ class Cache(CacheBase):
         return True
 
     def wait_ready(self, timeout_s: float = 10.0) -> bool:
-        """Waits at most ``patience_s`` for each side until the server serves it; whether it does.
+        """Waits at most ``timeout_s`` for each side until the server serves it; whether it does.
 
         Before that, everything is a miss; an engine need not wait.
         """

@@ -9,9 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.api.buffers import layout
+from pegaflow.api import arguments
+from pegaflow.api.buffers import arrays_of, layout
 from pegaflow.api.keys import pack
-from pegaflow.api.kinds import Claim, Kind, KindRange, description, kind_layouts, native_kinds
+from pegaflow.api.kinds import (
+    Claim,
+    Kind,
+    KindRange,
+    check_kinds,
+    description,
+    kind_layouts,
+    native_kinds,
+)
 from pegaflow.cli.endpoint import addr_from, socket_path
 
 log = logging.getLogger("pegaflow.api")
@@ -22,16 +31,18 @@ PATIENT = {"lookup_deadline": 1.0, "open_deadline": 1.0, "reserve_deadline": 1.0
 MOVER_OPTIONS = ("load_patience", "load_bytes_per_second", "max_jobs", "sample_one_in")
 
 
-def _with_layout(factors: Mapping[str, str], of_blocks: str) -> list[tuple[str, str]]:
-    """The namespace's sorted list, with the format of its blocks.
+def _address(endpoint: str | None, instance: str | None) -> tuple[str, str]:
+    """The path of the server's socket, and the name of this engine.
 
     Raises:
-        ValueError: ``factors`` has a layout of its own.
+        ValueError: either of them is invalid.
     """
-    names = {str(name): str(value) for name, value in factors.items()}
-    if "layout" in names:
-        raise ValueError("factors: `layout` is reserved; it is derived from the arrays")
-    return sorted((names | {"layout": of_blocks}).items())
+    if endpoint is None:
+        endpoint = addr_from(os.environ)
+    path = str(socket_path(arguments.text("endpoint", endpoint)))
+    if instance is None:
+        instance = f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
+    return path, arguments.text("instance", instance)
 
 
 class CacheBase:
@@ -77,17 +88,18 @@ class CacheBase:
             LayoutError: an array cannot be cached as it lies.
             ValueError: another argument is invalid.
         """
-        if not factors:
-            raise ValueError("factors: the model's name is missing")
-        self._set_kinds(tuple(arrays), block_axis, tuple(kinds), unit_tokens, alignment_tokens)
-        self._raise_errors = raise_errors
-        path = str(socket_path(endpoint or addr_from(os.environ)))
-        name = instance or f"python-{os.getpid()}-{_native.random_id().hex()[:8]}"
+        arguments.options(deadlines)
+        self._raise_errors = arguments.boolean("raise_errors", raise_errors)
+        arguments.whole("copy_threads", copy_threads, 1, 64)
+        arguments.choice("verify", verify, ("off", "sample", "all"))
+        self._set_kinds(arrays, block_axis, kinds, unit_tokens, alignment_tokens)
+        listed = arguments.factor_list(factors, self._format())
+        path, name = _address(endpoint, instance)
         build = f"pegaflow.api {_native.__version__}"
         options = PATIENT | deadlines
         link_options = {k: v for k, v in options.items() if k not in MOVER_OPTIONS}
         self._device = _native.HostDevice(copy_threads)
-        self._mover = self._make_mover(path, name, factors, build=build, verify=verify, **options)
+        self._mover = self._make_mover(path, name, listed, build=build, verify=verify, **options)
         self._session = self._open_session(path, name, build, link_options)
         self._answer_patience_s = 2 * options["lookup_deadline"] + 1.0
         self._scheduler = _native.random_id()
@@ -96,31 +108,42 @@ class CacheBase:
 
     def _set_kinds(
         self,
-        arrays: tuple[Any, ...],
+        arrays: Iterable[Any],
         block_axis: int | Sequence[int],
-        kinds: tuple[Kind, ...],
+        kinds: Sequence[Kind],
         unit_tokens: int,
         alignment_tokens: int,
     ) -> None:
-        if kinds and arrays:
-            raise ValueError("arrays: with kinds they are the members' of each kind")
-        if kinds and (unit_tokens < 1 or alignment_tokens < 1):
-            raise ValueError(
-                f"kinds: unit_tokens {unit_tokens} and alignment_tokens {alignment_tokens} must be "
-                "positive"
-            )
-        self._kinds = kinds
+        self._kinds = tuple(arguments.listed("kinds", kinds, "Kind"))
+        if self._kinds:
+            if arrays_of(arrays):
+                raise ValueError("arrays: with kinds they are the members' of each kind")
+            check_kinds(self._kinds, unit_tokens, alignment_tokens)
+        else:
+            for name, value in (
+                ("unit_tokens", unit_tokens),
+                ("alignment_tokens", alignment_tokens),
+            ):
+                if arguments.whole(name, value, 0, 1 << 30):
+                    raise ValueError(f"{name}={value} without kinds: remove it, or state kinds")
         self._unit_tokens = unit_tokens
         self._alignment_tokens = alignment_tokens
         #: The layouts of the members of each kind; they keep the arrays alive.
-        self._members = kind_layouts(kinds) if kinds else [[layout(arrays, block_axis)]]
+        self._members = kind_layouts(self._kinds) if self._kinds else [[layout(arrays, block_axis)]]
 
-    def _make_mover(self, path: str, name: str, factors: Mapping[str, str], **options: Any) -> Any:
-        plain = self._members[0][0] if not self._kinds else None
-        if plain is not None:
-            names = _with_layout(factors, plain.description)
+    def _format(self) -> str:
+        """The format of the blocks."""
+        if self._kinds:
+            return description(self._kinds, self._members)
+        return self._members[0][0].description
+
+    def _make_mover(
+        self, path: str, name: str, factors: Sequence[tuple[str, str]], **options: Any
+    ) -> Any:
+        if not self._kinds:
+            plain = self._members[0][0]
             blocks = (plain.segments, plain.block_count)
-            return _native.Mover(path, name, self._device, *blocks, names, **options)
+            return _native.Mover(path, name, self._device, *blocks, factors, **options)
         return _native.Mover.of_kinds(
             path,
             name,
@@ -128,7 +151,7 @@ class CacheBase:
             native_kinds(self._kinds, self._members),
             self._unit_tokens,
             self._alignment_tokens,
-            _with_layout(factors, description(self._kinds, self._members)),
+            factors,
             **options,
         )
 
@@ -139,30 +162,47 @@ class CacheBase:
             self._mover.close()
             raise
 
-    def _pack(
-        self, keys: Sequence[bytes], blocks: Sequence[int] | None = None, kind: int = 0
-    ) -> tuple[bytes, int]:
+    def _pack(self, keys: Sequence[bytes]) -> tuple[bytes, int]:
         """Keys as the native module takes them.
+
+        Raises:
+            ValueError: they are invalid.
+        """
+        self._check_caller()
+        return pack(keys)
+
+    def _pack_blocks(
+        self, keys: Sequence[bytes], blocks: Sequence[int], kind: int = 0, *, load: bool = False
+    ) -> tuple[tuple[bytes, int], list[int]]:
+        """Keys and the blocks for them, as the native module takes them.
 
         Raises:
             ValueError: keys, the kind, or the blocks for them, are invalid.
         """
-        packed = pack(keys)
-        if blocks is not None:
-            self._check_blocks(len(keys), blocks, kind)
-        return packed
+        self._check_caller()
+        packed, key_bytes = pack(keys)
+        listed = self._check_blocks("blocks", len(packed) // key_bytes, blocks, kind, load=load)
+        return (packed, key_bytes), listed
 
-    def _check_blocks(self, count: int, blocks: Sequence[int], kind: int) -> None:
-        if not 0 <= kind < len(self._members):
-            raise ValueError(f"kind {kind} of {len(self._members)} kinds of blocks")
-        members = self._members[kind]
-        if len(blocks) != count * len(members):
-            of_each = f", {len(members)} for each" if len(members) != 1 else ""
-            raise ValueError(f"{count} keys for {len(blocks)} blocks{of_each}")
-        for place, block in enumerate(blocks):
-            block_count = members[place % len(members)].block_count
-            if not 0 <= block < block_count:
-                raise ValueError(f"block {block} of {block_count}")
+    def _check_caller(self) -> None:
+        """Raises an exception if the caller may not use the cache. Before each call."""
+
+    def _check_blocks(
+        self, name: str, count: int, blocks: Sequence[int], kind: int, *, load: bool
+    ) -> list[int]:
+        kinds = len(self._members)
+        try:
+            kind = arguments.whole("kind", kind, 0, kinds - 1)
+        except ValueError:
+            raise ValueError(
+                f"kind {arguments.shown(kind)} of {kinds} kinds of blocks, numbered from 0"
+            ) from None
+        counts = [member.block_count for member in self._members[kind]]
+        listed = arguments.listed(name, blocks, "whole numbers")
+        if len(listed) != count * len(counts):
+            of_each = f", {len(counts)} for each" if len(counts) != 1 else ""
+            raise ValueError(f"{count} keys for {len(listed)} blocks{of_each}")
+        return arguments.block_list(name, listed, counts, distinct=load)
 
     def _refuse_kinds(self, call: str) -> None:
         if self._kinds:
@@ -173,10 +213,11 @@ class CacheBase:
         Raises:
             ValueError: the cache has one kind of blocks, or the engine's own units do not fit.
         """
+        arguments.whole(f"{call}: local_units", local_units, 0, _native.MAX_KEYS)
         if not self._kinds:
             if needs_kinds or local_units:
                 raise ValueError(f"{call}: this cache was made without kinds")
-        elif local_units < 0 or local_units * self._unit_tokens % self._alignment_tokens:
+        elif local_units * self._unit_tokens % self._alignment_tokens:
             raise ValueError(
                 f"{call}: {local_units} units of {self._unit_tokens} tokens are no multiple of the "
                 f"alignment of {self._alignment_tokens}"
@@ -184,12 +225,44 @@ class CacheBase:
 
     def _check_ranges(
         self, claim: Claim, ranges: Sequence[tuple[int, int, int, Sequence[int]]]
-    ) -> None:
+    ) -> list[tuple[int, int, int, list[int]]]:
+        """The ranges as the native module takes them.
+
+        Raises:
+            ValueError: the cache has one kind of blocks, or the claim or a range is invalid.
+        """
+        self._check_caller()
         self._check_units("load_ranges", 0)
-        if ranges and not claim.token:
+        self._check_claim("load_ranges", claim)
+        given = arguments.listed("ranges", ranges, "LoadRange")
+        if given and not claim.token:
             raise ValueError("load_ranges: the claim is empty")
-        for kind, _, count, blocks in ranges:
-            self._check_blocks(count, blocks, kind)
+        made: list[tuple[int, int, int, list[int]]] = []
+        for number, one in enumerate(given):
+            name = f"ranges[{number}]"
+            if not isinstance(one, tuple | list) or len(one) != 4:
+                raise ValueError(
+                    f"{name}={arguments.shown(one)} is not a LoadRange, or (kind, first, count, "
+                    "blocks)"
+                )
+            kind, first, count, blocks = one
+            kind = arguments.whole(f"{name}: kind", kind, 0, len(self._members) - 1)
+            first = arguments.whole(f"{name}: first", first, 0, (1 << 32) - 1)
+            count = arguments.whole(f"{name}: count", count, 0, (1 << 32) - 1)
+            if kind in (known[0] for known in made):
+                raise ValueError(f"{name}: kind {kind} has another range; one a kind is possible")
+            listed = self._check_blocks(f"{name}: blocks", count, blocks, kind, load=True)
+            made.append((kind, first, count, listed))
+        return made
+
+    @staticmethod
+    def _check_claim(call: str, claim: Any) -> None:
+        """
+        Raises:
+            ValueError: it is not that of claim().
+        """
+        if not isinstance(claim, Claim):
+            raise ValueError(f"{call}: claim={arguments.shown(claim)} is not that of claim()")
 
     def _start_save(
         self, packed: tuple[bytes, int], blocks: Sequence[int], kind: int
@@ -212,6 +285,7 @@ class CacheBase:
 
     def unclaim(self, claim: Claim) -> None:
         """Ends a claim; its loads continue. Idempotent, and nothing for an empty claim."""
+        self._check_claim("unclaim", claim)
         if claim.token:
             self._session.unclaim(claim.token)
 
@@ -240,7 +314,8 @@ class CacheBase:
         return {"session": self._session.status(), "mover": self._mover.status()}
 
     def _wait_ready(self, timeout_s: float) -> bool:
-        """Waits at most ``patience_s`` for each side to be connected; whether both are."""
+        """Waits at most ``timeout_s`` for each side to be connected; whether both are."""
+        timeout_s = arguments.seconds("timeout_s", timeout_s)
         return self._mover.wait_ready(timeout_s) and self._session.wait_ready(timeout_s)
 
     def _close(self) -> None:

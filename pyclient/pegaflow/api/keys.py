@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from pegaflow import _native
+from pegaflow.api.arguments import MAX_KEY_BYTES, key_list, listed, shown, whole
 
 
 def token_keys(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
@@ -22,15 +23,24 @@ def token_keys(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> lis
         salt: Separates keys that must not be shared, for example those of tenants.
 
     Raises:
-        ValueError: ``block_size`` is not positive.
+        ValueError: ``block_size`` is not positive, a token is not a whole number of 64 bits, or
+            ``salt`` is not bytes.
     """
-    if block_size < 1:
-        raise ValueError(f"blocks of {block_size} tokens")
+    block_size = whole("block_size", block_size, 1, 1 << 30)
+    if not isinstance(salt, bytes | bytearray | memoryview):
+        raise ValueError(f"salt={shown(salt)} is not bytes")
+    tokens = listed("tokens", tokens, "whole numbers")
     key = hashlib.sha256(salt).digest()
     keys = []
     for start in range(0, len(tokens) - block_size + 1, block_size):
-        block = [int(token) for token in tokens[start : start + block_size]]
-        key = hashlib.sha256(key + struct.pack(f"<{block_size}q", *block)).digest()
+        block = tokens[start : start + block_size]
+        try:
+            packed = struct.pack(f"<{block_size}q", *block)
+        except struct.error:  # not a number that Python takes for an index, or too large
+            for place, token in enumerate(block, start):
+                whole(f"tokens[{place}]", token, -(1 << 63), (1 << 63) - 1)
+            raise
+        key = hashlib.sha256(key + packed).digest()
         keys.append(key)
     return keys
 
@@ -39,17 +49,7 @@ def pack(keys: Sequence[bytes]) -> tuple[bytes, int]:
     """Keys back to back, and the bytes of each.
 
     Raises:
-        ValueError: they differ in length, a key has none or more than 32 bytes, or there are more
-            than one call takes.
+        ValueError: as key_list().
     """
-    if len(keys) > _native.MAX_KEYS:
-        raise ValueError(f"{len(keys)} keys in one call; {_native.MAX_KEYS} are possible")
-    if not keys:
-        return b"", 32
-    size = len(keys[0])
-    if not 1 <= size <= 32:
-        raise ValueError(f"a key of {size} bytes; 1 to 32 are possible")
-    for i, key in enumerate(keys):
-        if len(key) != size:
-            raise ValueError(f"keys[{i}] has {len(key)} bytes and keys[0] has {size}")
-    return b"".join(keys), size
+    made = key_list(keys, _native.MAX_KEYS)
+    return b"".join(made), len(made[0]) if made else MAX_KEY_BYTES

@@ -6,8 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from pegaflow.api.arguments import listed, shown, whole
 from pegaflow.api.buffers import Layout, LayoutError, layout
 
+#: The server's limit.
+MAX_KINDS = 16
+MAX_TOKENS = 1 << 30
 #: The rules by their numbers on the wire.
 RULES = ("prefix", "trailing", "chunk", "state")
 
@@ -58,19 +62,62 @@ class Claim:
     error: str | None = None  #: Why nothing was claimed; None for a miss.
 
 
+def check_kinds(kinds: Sequence[Kind], unit_tokens: int, alignment_tokens: int) -> None:
+    """
+    Raises:
+        ValueError: a kind is of another class, or its rule or a size is invalid.
+    """
+    if len(kinds) > MAX_KINDS:
+        raise ValueError(f"{len(kinds)} kinds of blocks; 1 to {MAX_KINDS} are possible")
+    whole("unit_tokens", unit_tokens, 1, MAX_TOKENS)
+    whole("alignment_tokens", alignment_tokens, 1, MAX_TOKENS)
+    for number, kind in enumerate(kinds):
+        name = f"kinds[{number}]"
+        if not isinstance(kind, Kind):
+            raise ValueError(f"{name}={shown(kind)} is not a Kind")
+        choices = ", ".join(RULES)
+        if not isinstance(kind.rule, str) or kind.rule not in RULES:
+            raise ValueError(f"{name}: rule {shown(kind.rule)} is not one of {choices}")
+        if kind.rule == "prefix" and number:
+            raise ValueError(f"{name}: the kind of rule prefix is the first, and there is only one")
+        block = whole(f"{name}: block_tokens", kind.block_tokens, 1, MAX_TOKENS)
+        if block % unit_tokens:
+            raise ValueError(
+                f"{name}: block_tokens={block} is no multiple of unit_tokens={unit_tokens}"
+            )
+        if alignment_tokens % block:
+            raise ValueError(
+                f"{name}: alignment_tokens={alignment_tokens} is no multiple of "
+                f"block_tokens={block}"
+            )
+        _check_tokens(name, kind, block)
+        if not listed(f"{name}: members", kind.members, "lists of arrays"):
+            raise ValueError(f"{name}: members is empty; a kind has one or more cache groups")
+
+
+def _check_tokens(name: str, kind: Kind, block: int) -> None:
+    """
+    Raises:
+        ValueError: the window or the chunk is invalid, or stated for another rule.
+    """
+    tokens = whole(f"{name}: tokens", kind.tokens, 0, MAX_TOKENS)
+    if kind.rule in ("prefix", "state"):
+        if tokens:
+            raise ValueError(f"{name}: tokens={tokens} with the rule {kind.rule}, which has none")
+    elif not tokens:
+        raise ValueError(f"{name}: tokens=0 with the rule {kind.rule}, which needs a length")
+    elif kind.rule == "chunk" and tokens % block:
+        raise ValueError(f"{name}: tokens={tokens} is no multiple of block_tokens={block}")
+
+
 def kind_layouts(kinds: Sequence[Kind]) -> list[list[Layout]]:
     """The layouts of the members of each kind.
 
     Raises:
         LayoutError: an array cannot be cached as it lies.
-        ValueError: a rule is unknown.
     """
     layouts = []
     for number, kind in enumerate(kinds):
-        if kind.rule not in RULES:
-            raise ValueError(
-                f"kinds[{number}]: rule {kind.rule!r} is not one of {', '.join(RULES)}"
-            )
         try:
             layouts.append([layout(arrays, kind.block_axis) for arrays in kind.members])
         except LayoutError as error:
