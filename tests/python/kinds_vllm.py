@@ -2,13 +2,15 @@
 
 ``python -m tests.python.kinds_vllm MODEL DTYPE MODE REQUEST...`` answers prompts one after another
 in one process, each with vLLM's own cache empty, and prints a line of JSON for each: its tokens,
-those that were loaded, and the number of blocks of each kind that were stored so far. A REQUEST is
+those that were loaded, the log-probabilities of the most probable tokens after the prompt, and the
+number of blocks of each kind that were stored so far. A REQUEST is
 ``LENGTH`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD tokens of
 request I and its answer, and TAIL others; HEAD 0 means all of them. Modes are ``plain``, and
 
 ``memory`` copies blocks to a dictionary and back, with the real plans and geometry. ``pega`` is the
 whole connector and a pegaflow-server; before a REQUEST there may be ``refuse:`` or ``spoil:`` (its
-load fails at once, or after copies of wrong bytes), ``kill:`` or ``start:`` (of the server).
+load fails at once, or after copies of wrong bytes), ``wipe:`` (the states of the last load are
+zeros in the pool), ``kill:`` or ``start:`` (of the server).
 ``shifted`` is the same with a planted mistake: each window is saved one block too late.
 """
 
@@ -21,7 +23,7 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +41,13 @@ from tests.python.harness import ALWAYS, PATIENT
 from tests.python.kinds_engine import KindsConnector, Load, Save, Store
 from tests.python.test_connector_faults import wait_for_zero
 from tests.support import granite_on_cpu
+from tests.support.stray_client import pool_of
 from tests.support.vllm_server import PegaServer
 
 BLOCK = 32
 INTERVAL = 256
+#: The most probable tokens whose log-probabilities are reported.
+ALTERNATIVES = 20
 
 
 class MemoryConnector(KindsConnector):
@@ -142,6 +147,7 @@ class Pega:
 
         support.SERVES_KINDS = True
         self._places: list[Geometry] = []
+        self._states: NotedStates | None = None
 
         def keep_places(*arguments: Any) -> list[Geometry]:
             self._places = read_geometries(*arguments)
@@ -194,20 +200,44 @@ class Pega:
         if order == "start":
             self.server.start()
         self._wait_ready(llm)
+        worker = get_kv_transfer_group()._worker
+        if self._states is None:
+            self._states = NotedStates(worker, lambda ranges: self._states_of(llm, ranges))
+        if order == "wipe":
+            self._wipe_states()
         if order in ("refuse", "spoil"):
-            worker = get_kv_transfer_group()._worker
             if order == "refuse":
                 refuse_the_next_load(worker)
             else:
                 spoil_the_next_load(worker, lambda ranges: self._overwrite(llm, ranges))
 
-    def _overwrite(self, llm: Any, ranges: Any) -> None:
+    def _pieces(self, llm: Any, ranges: Any, *rules: KindRule) -> Iterator[tuple[int, int]]:
+        """Addresses and sizes of the pieces of these blocks; with ``rules``, of such kinds only."""
         kinds = self._core(llm).scheduler.connector._scheduler.rules._kinds
-        for kind, _, count, blocks in ranges:
-            groups = kinds.kinds[kind].members * count
-            for group, block in zip(groups, blocks, strict=True):
+        for number, _, count, blocks in ranges:
+            kind = kinds.kinds[number]
+            if rules and kind.rule not in rules:
+                continue
+            for group, block in zip(kind.members * count, blocks, strict=True):
                 for piece in self._places[group].segments:
-                    ctypes.memset(piece.address + block * piece.stride, 0x3F, piece.size)
+                    yield piece.address + block * piece.stride, piece.size
+
+    def _overwrite(self, llm: Any, ranges: Any) -> None:
+        for address, size in self._pieces(llm, ranges):
+            ctypes.memset(address, 0x3F, size)
+
+    def _states_of(self, llm: Any, ranges: Any) -> list[bytes]:
+        return [ctypes.string_at(*piece) for piece in self._pieces(llm, ranges, KindRule.STATE)]
+
+    def _wipe_states(self) -> None:
+        """Finds the states of the last load in the pool, and makes them zeros."""
+        assert self._states is not None and self._states.loaded
+        with pool_of(self.server) as pool:
+            for content in self._states.loaded:
+                assert any(content)
+                at = pool.find(content)
+                assert at >= 0, "a state that was loaded is not in the pool"
+                pool[at : at + len(content)] = bytes(len(content))
 
     def note(self, llm: Any) -> dict[str, Any]:
         core = self._core(llm)
@@ -244,6 +274,27 @@ class _Around:
 
     def _leave(self) -> None:
         self._worker.mover = self._mover
+
+
+class NotedStates(_Around):
+    """Keeps the states of the last load as the mover has copied them: nothing has run on them."""
+
+    def __init__(self, worker: Any, read: Callable[[Any], list[bytes]]) -> None:
+        super().__init__(worker)
+        self.loaded: list[bytes] = []
+        self._read = read
+        self._ranges: dict[int, Any] = {}
+
+    def load_ranges(self, load: int, token: bytes, ranges: Any, claimed: Any) -> None:
+        self._ranges[load] = ranges
+        self._mover.load_ranges(load, token, ranges, claimed)
+
+    def take_finished(self) -> list[Any]:
+        finished = self._mover.take_finished()
+        for done in finished:
+            if done.kind == "load" and done.id in self._ranges:
+                self.loaded = self._read(self._ranges.pop(done.id))
+        return finished
 
 
 def refuse_the_next_load(worker: Any) -> None:
@@ -323,6 +374,8 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
         enable_prefix_caching=True,
         distributed_executor_backend="uni",
         disable_log_stats=True,
+        # vLLM's choice of this type, and of the size of a block with it, depends on the machine.
+        mamba_ssm_cache_dtype="float32",
         **more,
     )
     draw = random.Random(5)
@@ -337,11 +390,15 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
             prompt = prompt + [draw.randrange(3, 2048) for _ in range(int(tail))]
         else:
             prompt = [draw.randrange(3, 2048) for _ in range(int(line))]
-        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0, max_tokens=20, ignore_eos=True, logprobs=ALTERNATIVES
+        )
         (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         answer = list(output.outputs[0].token_ids)
         texts.append(prompt + answer)
         told = {"prompt": prompt, "answer": answer, "cached": output.num_cached_tokens}
+        first = output.outputs[0].logprobs[0]
+        told["first"] = {token: one.logprob for token, one in first.items()}
         if mode == "memory":
             import tests.python.kinds_vllm as module
 

@@ -15,6 +15,8 @@ import torch
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
+    resolve_cache_hit_alignment_tokens,
+    resolve_kv_cache_block_sizes,
 )
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -30,7 +32,9 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from pegaflow.vllm import support
+from tests.python import kinds_engine
 from tests.python.harness import vllm_config
+from tests.python.kinds_engine import cache_config, full
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models.md"
@@ -217,3 +221,39 @@ def test_the_checks_of_a_row_exist(family):
         if case:
             sources = [path, path.parent / "kinds_engine.py"]
             assert any(f'"{case}"' in source.read_text() for source in sources), case
+
+
+# ---- options of vLLM
+
+INSIDE = (
+    "with --prefix-match-unit 16 hits of vLLM end inside of blocks of 64 tokens with a state, "
+    "which is not supported; remove the option"
+)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "option", "reason"),
+    [
+        ([kinds_engine.state(64), full(64)], 16, INSIDE),
+        ([kinds_engine.state(64), full(32)], 16, INSIDE),
+        ([kinds_engine.state(64), full(64)], 64, ""),
+        ([kinds_engine.state(64), full(64)], None, ""),
+        ([kinds_engine.window(64, 100), full(64)], 16, ""),
+        # vLLM looks windows up by whole blocks, and then states too.
+        ([kinds_engine.state(64), kinds_engine.window(64, 100), full(64)], 16, ""),
+    ],
+)
+def test_hits_inside_of_blocks_with_states_are_refused_by_name(groups, option, reason, stated):
+    config = vllm_config("unix:/nowhere.sock", extra={"pegaflow.untested": True})
+    config.cache_config.prefix_match_unit = option
+    made = cache_config(groups, 100)
+    if stated:  # by vLLM 0.32 and later
+        block, made.hash_block_size = resolve_kv_cache_block_sizes(made, config)
+        made.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(
+            made, config, block, made.hash_block_size
+        )
+    assert support.unsupported(config, made) == reason
+    if reason:
+        assert support.kind_of_refusal(config, made) == "model"
+        assert f"`{reason}`" in re.sub(r"\s+", " ", PAGE.read_text())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import http.client
 import json
 import os
@@ -32,6 +33,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Name under which every vLLM here serves its model.
 MODEL_NAME = "tiny"
+
+#: File in a model's directory: the digest of the recipe that made it.
+RECIPE = ".recipe"
 
 
 def venv_bin() -> Path:
@@ -70,7 +74,10 @@ class ModelShape:
 
 
 def ensure_model(shape: ModelShape = ModelShape()) -> Path:
-    """The directory of the model, made at the first call (seconds) and kept for all later ones."""
+    """The directory of the model, made at the first call (seconds) and kept for all later ones.
+
+    It is made again once its script has changed.
+    """
     options = []
     for flag in ("layers", "hidden", "heads", "kv_heads", "head_dim", "dtype"):
         options += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
@@ -92,11 +99,12 @@ def ensure_eagle() -> Path:
 
 def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[Any]]) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
+    recipe = _recipe(script, arguments(Path(directory.name)))
     # The lock serves two runs at once; the rename keeps an interrupted run from leaving half a
     # model.
     with (directory.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if directory.exists():
+        if _made_by(directory) == recipe:
             return directory
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as temporary:
             making = Path(temporary, "model")
@@ -105,8 +113,27 @@ def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[A
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode != 0:
                 raise ChildFailed(f"{script} failed", last_words(made.stdout + made.stderr))
+            (making / RECIPE).write_text(recipe)
+            if directory.exists():
+                directory.rename(Path(temporary, "old"))
             making.rename(directory)
     return directory
+
+
+def _recipe(script: str, arguments: Sequence[Any]) -> str:
+    """A digest of all that decides a model's bytes; make_model.py is a part of each recipe."""
+    content = [
+        (REPOSITORY / "tools/vllm-cpu" / name).read_bytes() for name in (script, "make_model.py")
+    ]
+    return hashlib.sha256(b"\0".join([*content, repr(arguments).encode()])).hexdigest()
+
+
+def _made_by(directory: Path) -> str:
+    """The recipe of a model; empty if there is none."""
+    try:
+        return (directory / RECIPE).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def free_port() -> int:

@@ -36,6 +36,13 @@ COMMON: Mapping[str, Any] = {
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+#: A_log of layers with states. In Mamba 2 as in gated delta networks a token scales the state by
+#: exp(-exp(A_log) * softplus(x + dt_bias)), with x about 1 in size: by 0.997 with these values, so
+#: that a state remembers hundreds of tokens. With those of a model at the start of its training it
+#: is forgotten after a few, and an answer hardly depends on the state that was loaded.
+STATE_DECAY_LOG = -6.0
+STATE_STEP_BIAS = 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -137,6 +144,10 @@ def make(family: Family, out: Path, seed: int = 0) -> None:
             if tensor.dim() >= 2 and "conv" not in name:
                 scale = 1.0 if "embed" in name else tensor.shape[-1] ** -0.5
                 tensor.copy_(torch.randn(tensor.shape, generator=draw) * scale)
+            elif name.endswith(".A_log"):
+                tensor.fill_(STATE_DECAY_LOG)
+            elif name.endswith(".dt_bias"):
+                tensor.fill_(STATE_STEP_BIAS)
     model.save_pretrained(out)
     sys.path.insert(0, str(Path(__file__).parent))
     from make_model import make_tokenizer

@@ -38,6 +38,14 @@ def layer_specs(group: Any) -> list[Any]:
     return list(by_layer.values()) if by_layer else [group.kv_cache_spec]
 
 
+def specs_by_layer(group: Any) -> dict[str, Any]:
+    """The spec of each layer of a group."""
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return {
+        layer: by_layer[layer] if by_layer else group.kv_cache_spec for layer in group.layer_names
+    }
+
+
 def read_kinds(kv_cache_config: Any, cache_config: Any) -> BlockKinds:
     """The kinds of a model's cache groups.
 
@@ -67,9 +75,33 @@ def read_kinds(kv_cache_config: Any, cache_config: Any) -> BlockKinds:
             *blocks, getattr(kv_cache_config, "cache_hit_alignment_tokens", None) or 1
         ),
     )
-    if reason := made.problem():
+    if reason := made.problem() or _inside_of_states(made, kv_cache_config, cache_config):
         raise UnservedGroups(reason)
     return made
+
+
+def _inside_of_states(kinds: BlockKinds, kv_cache_config: Any, cache_config: Any) -> str:
+    """Why --prefix-match-unit cannot be served beside states; empty if it can.
+
+    With it vLLM's own hits end inside of a block with a state. vLLM then continues from a copy of
+    an earlier state, of which the connector learns nothing: answers had other log-probabilities.
+    """
+    option = getattr(cache_config, "prefix_match_unit", None)
+    states = [kind.block_tokens for kind in kinds.kinds if kind.rule == KindRule.STATE]
+    if not option or not states or option >= max(states):
+        return ""
+    hit = getattr(kv_cache_config, "cache_hit_alignment_tokens", None)
+    if hit is None:
+        # Releases that do not state it search for windows and chunks by whole blocks.
+        coarse = (KindRule.TRAILING, KindRule.CHUNK)
+        whole = any(kind.rule in coarse and kind.block_tokens != option for kind in kinds.kinds)
+        hit = kinds.alignment_tokens if whole else option
+    if hit >= max(states):
+        return ""
+    return (
+        f"with --prefix-match-unit {option} hits of vLLM end inside of blocks of {max(states)} "
+        "tokens with a state, which is not supported; remove the option"
+    )
 
 
 def _check_groups(kv_cache_config: Any) -> None:
