@@ -32,16 +32,18 @@ class DraftingModel(FakeModel):
         self.checked_ends = 0  #: Last tokens of blocks, of those that were checked.
         #: A request of more tokens in a step makes vLLM draft nothing for its whole batch.
         self.undrafted_from = 1 << 62
-        self._undrafted: dict[str, set[int]] = {}  # tokens, by request
+        # Places of tokens without draft KV, by block. Later requests may share the blocks.
+        self._undrafted: dict[int, set[int]] = {}
 
     def poison(self, blocks: list[int]) -> None:
         super().poison(blocks)
         self._draft_array[blocks] = 0xDDDDDDDDDDDDDDDD
+        for block in blocks:
+            self._undrafted.pop(block, None)  # whatever fills it now has to be right
 
     def add(self, request_id: str, seed: int, tokens: list[int], blocks: list[int]) -> None:
         super().add(request_id, seed, tokens, blocks)
         self._written.pop(request_id, None)
-        self._undrafted.pop(request_id, None)
 
     def forward(self, request_id: str, computed: int, scheduled: int, drafts: int = 0) -> list[int]:
         row = self._rows[request_id]
@@ -69,10 +71,12 @@ class DraftingModel(FakeModel):
     def draft(self) -> None:
         longest, self._longest = self._longest, 0
         for request_id, (start, stop, end) in self._step.items():
-            if longest > self.undrafted_from:
-                self._undrafted.setdefault(request_id, set()).update(range(start, stop))
-                continue
             row = self._rows[request_id]
+            if longest > self.undrafted_from:
+                for token in range(start, stop):
+                    block, place = self._place(row, token)
+                    self._undrafted.setdefault(block, set()).add(place)
+                continue
             where = self._where(row, start, stop)
             self._draft_array[where] = self._draft_values(row, start, stop)
             self._fill([self._draft_array], row, stop, end)
@@ -91,13 +95,19 @@ class DraftingModel(FakeModel):
         found = self._draft_array[self._where(row, 0, computed)]
         expected = self._draft_values(row, 0, computed)
         wrong = set(np.unique(np.argwhere(found != expected)[:, 0]).tolist())
-        for token in wrong - self._undrafted.get(request_id, set()):
+        for token in wrong:
+            block, place = self._place(row, token)
+            if place in self._undrafted.get(block, ()):
+                continue
             if (token + 1) % self.block_size != 0:
                 raise WrongKv(
                     f"{request_id}: the draft of token {token} of {computed} in block "
-                    f"{row.blocks[token // self.block_size]} holds {int(found[token].flat[0]):#x}"
+                    f"{block} holds {int(found[token].flat[0]):#x}"
                 )
             self.stale_tokens += 1
+
+    def _place(self, row: Any, token: int) -> tuple[int, int]:
+        return row.blocks[token // self.block_size], token % self.block_size
 
     def _where(self, row: Any, start: int, stop: int) -> Any:
         positions = np.arange(start, stop)

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.python.vllm_cases import BLOCK, SMALL, ask, serve
-from tests.support.vllm_server import PegaServer, VllmServer, ensure_model
+from tests.python.vllm_cases import BLOCK, SMALL, ask, call, serve
+from tests.support.vllm_server import MODEL_NAME, PegaServer, VllmServer, ensure_model
 
-ANSWER = 150
+ANSWER = 100
 
 
 def drafts(vllm: VllmServer) -> tuple[float, float]:
@@ -22,41 +22,27 @@ def drafts(vllm: VllmServer) -> tuple[float, float]:
     )
 
 
-def test_drafts_change_no_answer_and_no_block(
-    own_pega: PegaServer, short_path: Path, prompt: Any
-) -> None:
-    model = ensure_model(SMALL)
+def compute(vllm: VllmServer, tokens: list[int], length: int) -> list[int]:
+    """The answer to a prompt whose blocks no cache has: they have a salt of their own."""
+    body = {"model": MODEL_NAME, "prompt": tokens, "max_tokens": length, "temperature": 0}
+    body |= {"ignore_eos": True, "return_token_ids": True, "cache_salt": f"of {len(tokens)}"}
+    return call(vllm, "/v1/completions", body)["choices"][0]["token_ids"]
+
+
+def test_drafts_change_no_block(own_pega: PegaServer, short_path: Path, prompt: Any) -> None:
+    """In one engine: what another one loads is the subject of connector_vllm."""
     speculation = {"method": "ngram", "num_speculative_tokens": 4}
     speculation |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     arguments = ("--speculative-config", json.dumps(speculation))
-    # Text that repeats itself, from which drafts are made, and text that does not.
-    tokens = prompt(40) * 8
-    others = prompt(300)
 
-    with serve(model, short_path / "plain", None) as vllm:
-        answer, _ = ask(vllm, tokens, ANSWER)
-        other, _ = ask(vllm, others, ANSWER)
-        # Prompts that include the answer, whose blocks were saved while it was drafted.
-        further, _ = ask(vllm, tokens + answer, 8)
-        other_further, _ = ask(vllm, others + other, 8)
-
-    def check(vllm: VllmServer, prompts: bool) -> None:
-        """``prompts``: whether their blocks are cached already."""
-
-        def whole(length: int) -> int:
-            return length // BLOCK * BLOCK
-
-        assert ask(vllm, tokens, ANSWER) == (answer, whole(len(tokens)) * prompts)
-        assert ask(vllm, others, ANSWER) == (other, whole(len(others)) * prompts)
-        # The last token of an answer is not an input of the model.
-        there = len(tokens) + ANSWER - 1
-        assert ask(vllm, tokens + answer, 8) == (further, whole(there))
-        there = len(others) + ANSWER - 1
-        assert ask(vllm, others + other, 8) == (other_further, whole(there))
-
-    with serve(model, short_path / "a", own_pega, *arguments) as vllm:
-        check(vllm, prompts=False)
+    with serve(ensure_model(SMALL), short_path / "a", own_pega, *arguments) as vllm:
+        # Text that repeats itself, from which drafts are made, and text that does not.
+        for tokens in (prompt(40) * 4, prompt(170)):
+            answer, loaded = ask(vllm, tokens, ANSWER)
+            assert loaded == 0
+            # The answer's blocks were saved while it was drafted. Its last token is no input.
+            longer = tokens + answer
+            cached = (len(longer) - 1) // BLOCK * BLOCK
+            assert ask(vllm, longer, 8) == (compute(vllm, longer, 8), cached)
         drafted, accepted = drafts(vllm)
         assert 0 < accepted < drafted
-    with serve(model, short_path / "b", own_pega, *arguments) as vllm:
-        check(vllm, prompts=True)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pegaflow.vllm.plans import Progress
 
 
+#: More than any request has.
+ALL_TOKENS = 1 << 62
+
+
 @dataclasses.dataclass
 class Claim:
     """A claim on the units from ``first`` on, and its answer once there is one."""
@@ -113,8 +117,8 @@ class RequestState:
     claim: Claim | None = None
     offer_dropped: bool = False  #: A reset dropped the claim of an offer that vLLM may still take.
     local_tokens: int = 0  #: Those that vLLM's own cache had at vLLM's last query.
-    #: The number of leading tokens that have draft KV, if vLLM left it out from there on.
-    drafted_tokens: int = 1 << 62
+    #: The number of leading tokens that have draft KV; no later ones are saved.
+    drafted_tokens: int = ALL_TOKENS
     load: Load | None = None
     load_failed: bool = False  #: No further load is offered.
     followed: Load | None = None  #: Another request's load of the same blocks.

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from pegaflow import _native
@@ -119,13 +119,15 @@ class Saves:
         clock: Callable[[], float],
         events: Any = None,
         labels: Sequence[str] = ("full",),
+        undrafted: Container[int] = (),
     ) -> None:
         """``events``: a BlockEvents, if saves are to be reported. ``labels``: those of the kinds,
-        for metrics.
+        for metrics. ``undrafted``: blocks without draft KV.
         """
         self.blocks = blocks
         self._limit = limit
         self._labels = labels
+        self._undrafted = undrafted
         self._ranks = ranks
         self._counts = counts
         self._clock = clock
@@ -229,10 +231,16 @@ class Saves:
             late = self._late.popleft()
             if self.job_with(late.key, late.kind):
                 continue
-            if self.blocks.hold(late.ids, late.hash, late.groups):
+            if self._hold(late):
                 self.add(late.key, late.ids, late.run, late.index, kind=late.kind)
             else:
                 self.dropped(1, "pin_limit")
+
+    def _hold(self, late: Late) -> bool:
+        """Whether vLLM's blocks still are what they were when the request ended."""
+        if any(block_id in self._undrafted for block_id in late.ids):
+            return False  # reallocated to the same tokens, in a step without drafts
+        return self.blocks.hold(late.ids, late.hash, late.groups)
 
     def add(
         self, key: bytes, ids: Sequence[int], run: Any = None, index: int = 0, *, kind: int = 0

@@ -20,9 +20,10 @@ from pegaflow.vllm.lookups import Lookups
 from pegaflow.vllm.messages import LoadOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts, Summary
 from pegaflow.vllm.plans import BlockRules, Tables
-from pegaflow.vllm.requests import Load, RequestState
+from pegaflow.vllm.requests import ALL_TOKENS, Load, RequestState
 from pegaflow.vllm.resets import Resets
 from pegaflow.vllm.saves import GpuBlocks, Saves
+from pegaflow.vllm.undrafted import UndraftedBlocks
 
 log = logging.getLogger("vllm.pegaflow")
 
@@ -72,6 +73,7 @@ class SchedulerSide:
         self._lookups = self._make_lookups(follow=prefix_caching)
         self._waits = self._make_waits()
         self.saves: Saves | None = None  # until vLLM shows its block pool
+        self._undrafted = UndraftedBlocks(rules.unit_tokens)
         self._states: dict[str, RequestState] = {}
         self._generation = 0
         self._view = View(named=bool(settings.weights_id))
@@ -154,6 +156,7 @@ class SchedulerSide:
                 clock=self._clock,
                 events=self.events,
                 labels=self.rules.labels,
+                undrafted=self._undrafted,
             )
 
     def new_request(self, request: Any) -> None:
@@ -226,6 +229,9 @@ class SchedulerSide:
         else:
             self.rules.begin_load(self.loads, state, claim, tables, tokens)
         state.offer_dropped = False
+        if self.rules.undrafted_from is not None:
+            self._undrafted.allocated(tables[0][state.local_tokens // self.unit_tokens :])
+            self._find_undrafted(state, tables)
 
     def loaded_from(self, request: Any, tokens: int) -> tuple[int, int]:
         """The numbers of tokens that a request loads from the pool and from other nodes."""
@@ -346,13 +352,14 @@ class SchedulerSide:
         self._adapters.look_again()
         if self._own_tables:
             self._follow_tables(output)
-        if self._link["state"] != "ready" or self._away:
-            return  # blocks wait for the cache as long as their requests live
         drafts = output.scheduled_spec_decode_tokens
         block_state = None if self._own_tables else output.kv_connector_block_state
-        offered = getattr(block_state, "boundary_state_offloads", None) or {}
         admitted = _admitted_in(output)
-        self._note_steps_without_drafts(output)
+        if self.rules.undrafted_from is not None:
+            self._follow_drafts(output, self.rules.undrafted_from, block_state, admitted)
+        if self._link["state"] != "ready" or self._away:
+            return  # blocks wait for the cache as long as their requests live
+        offered = getattr(block_state, "boundary_state_offloads", None) or {}
         for request_id, scheduled in output.num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is None or state.generation != self._generation:
@@ -375,27 +382,33 @@ class SchedulerSide:
                 tokens, offers = self._written_tokens(request), ()
             if not state.progress.has_work(tokens, offers):
                 continue
-            if block_state is None:
-                tables = (state.table,)
-            else:
-                tables = block_state.get_block_ids(request_id) or ()
-            state.progress.collect(saves, tables, tokens, offers)
+            state.progress.collect(saves, _tables(state, block_state), tokens, offers)
 
-    def _note_steps_without_drafts(self, output: Any) -> None:
-        """In a step with a request near the longest length, vLLM computes no draft KV at all."""
-        limit = self.rules.undrafted_from
-        if limit is None:
-            return
-        states = [
-            state
-            for request_id in output.num_scheduled_tokens
-            if (state := self._states.get(request_id)) is not None
-        ]
+    def _follow_drafts(self, output: Any, limit: int, block_state: Any, admitted: set[str]) -> None:
+        """Notes which tokens get no draft KV: in a step with a request of more than ``limit``
+        tokens, none do.
+        """
+        self._undrafted.allocated_in(output)
         scheduled = output.num_scheduled_tokens
-        if any(s.request.num_computed_tokens + scheduled[s.request_id] > limit for s in states):
-            for state in states:
-                written = self._written_tokens(state.request)
-                state.drafted_tokens = min(state.drafted_tokens, written)
+        states = [state for name in scheduled if (state := self._states.get(name)) is not None]
+        stops = [s.request.num_computed_tokens + scheduled[s.request_id] for s in states]
+        if max(stops, default=0) > limit:
+            for state, stop in zip(states, stops, strict=True):
+                if state.request_id in admitted:  # of an earlier time, tokens may be in flight
+                    start = state.request.num_computed_tokens
+                else:
+                    start = self._written_tokens(state.request)
+                    state.drafted_tokens = min(state.drafted_tokens, start)
+                for table in _tables(state, block_state):
+                    self._undrafted.add(table, start, stop)
+        for state in states:
+            if state.request_id in admitted:
+                self._find_undrafted(state, _tables(state, block_state))
+
+    def _find_undrafted(self, state: RequestState, tables: Tables) -> None:
+        """Notes what a request that vLLM admits has of blocks without draft KV."""
+        before = self._undrafted.tokens_before(tables[0]) if tables else None
+        state.drafted_tokens = ALL_TOKENS if before is None else before
 
     def _follow_tables(self, output: Any) -> None:
         """Keeps separate block tables, for releases that do not expose theirs."""
@@ -563,6 +576,13 @@ class SchedulerSide:
         """Ends all claims."""
         self._adapters.close()
         self._session.close()
+
+
+def _tables(state: RequestState, block_state: Any) -> Tables:
+    """A request's blocks, of each cache group."""
+    if block_state is None:
+        return (state.table,)
+    return block_state.get_block_ids(state.request_id) or ()
 
 
 def _admitted_in(output: Any) -> set[str]:
