@@ -6,34 +6,50 @@ of accepted drafts. It never shows in an answer: the target decides each token.
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.python.vllm_cases import BLOCK, PATIENT, ask, call, forget, hits, serve
 from tests.support.vllm_server import MODEL_NAME, PegaServer, VllmServer, ensure_eagle
 
-PROMPTS, ANSWER = 12, 40
+PROMPTS, ANSWER = int(os.environ.get("PEGA_EAGLE_PROMPTS", "12")), 40
+#: The least acceptance after a reload, as a share of a GPU hit's. A dozen prompts have some 1,000
+#: drafts, of which rounding may turn a few.
+LEAST = 0.99 if PROMPTS >= 500 else 0.95
 
 
 @dataclasses.dataclass
 class Round:
     """All prompts once."""
 
-    answers: list[list[int]]
-    loaded: list[float]  #: Tokens, for each prompt.
-    acceptance: float  #: Accepted drafts of all.
+    answers: list[list[int]] = dataclasses.field(default_factory=list)
+    loaded: list[float] = dataclasses.field(default_factory=list)  #: Tokens, for each prompt.
+    drafted: float = 0.0
+    accepted: float = 0.0
 
+    @property
+    def acceptance(self) -> float:
+        """Accepted drafts of all."""
+        return self.accepted / self.drafted
 
-def play(vllm: VllmServer, prompts: list[list[int]], *, keep: bool = False) -> Round:
-    """``keep``: vLLM's own cache is used."""
-    before = _drafts(vllm)
-    made = Round([], [], 0.0)
-    for tokens in prompts:
+    def ask(self, vllm: VllmServer, tokens: list[int], *, keep: bool = False) -> None:
+        """One more prompt. ``keep``: vLLM's own cache is used."""
+        before = _drafts(vllm)
         answer, loaded = _ask_again(vllm, tokens) if keep else ask(vllm, tokens, ANSWER)
-        made.answers.append(answer)
-        made.loaded.append(loaded)
-    drafted, accepted = (now - then for now, then in zip(_drafts(vllm), before, strict=True))
-    made.acceptance = accepted / drafted
+        after = _drafts(vllm)
+        self.answers.append(answer)
+        self.loaded.append(loaded)
+        self.drafted += after[0] - before[0]
+        self.accepted += after[1] - before[1]
+
+
+def play(vllm: VllmServer, prompts: list[list[int]]) -> Round:
+    made = Round()
+    for tokens in prompts:
+        made.ask(vllm, tokens)
     return made
 
 
@@ -61,18 +77,21 @@ def usable(cached_tokens: int) -> int:
     return (cached_tokens // BLOCK - 1) * BLOCK
 
 
+@pytest.mark.pool_size(f"{64 + 3 * PROMPTS}mb")
 def test_reloaded_drafts_are_accepted_like_those_of_a_gpu_hit(
     own_pega: PegaServer, short_path: Path, prompt: Any
 ) -> None:
     models = ensure_eagle()
     speculation = {"method": "eagle", "model": str(models / "draft"), "num_speculative_tokens": 3}
     arguments = ("--speculative-config", json.dumps(speculation))
-    prompts = [prompt(200 + 17 * number) for number in range(PROMPTS)]
+    prompts = [prompt(200 + 17 * (number % 30)) for number in range(PROMPTS)]
     turns = [prompt(40) for _ in prompts]
 
     with serve(models / "target", short_path / "plain", None, *arguments) as vllm:
-        reference = play(vllm, prompts)
-        gpu_hit = play(vllm, prompts, keep=True)
+        reference, gpu_hit = Round(), Round()
+        for tokens in prompts:
+            reference.ask(vllm, tokens)
+            gpu_hit.ask(vllm, tokens, keep=True)
         later = [
             [*tokens, *answer, *turn]
             for tokens, answer, turn in zip(prompts, reference.answers, turns, strict=True)
@@ -100,16 +119,19 @@ def test_reloaded_drafts_are_accepted_like_those_of_a_gpu_hit(
         reload = play(vllm, prompts)
         assert reload.answers == reference.answers
         assert reload.loaded == of_prompt
-        assert reload.acceptance >= 0.99 * gpu_hit.acceptance, (reload, gpu_hit)
+        assert reload.acceptance >= LEAST * gpu_hit.acceptance, (reload, gpu_hit)
         turn = play(vllm, later)
         assert turn.answers == later_reference.answers
         assert turn.loaded == cached
-        assert turn.acceptance >= 0.99 * later_reference.acceptance, (turn, later_reference)
+        assert turn.acceptance >= LEAST * later_reference.acceptance, (turn, later_reference)
 
     with serve(models / "target", short_path / "c", own_pega, *arguments, transfer=mistake) as vllm:
         wrong = play(vllm, prompts)
         assert wrong.answers == reference.answers
         assert wrong.loaded == of_prompt
         assert wrong.acceptance < 0.9 * gpu_hit.acceptance, (wrong, gpu_hit)
-    print(f"acceptance: GPU hit {gpu_hit.acceptance:.3f}, reload {reload.acceptance:.3f}")
-    print(f"with draft KV that is shifted by a token: {wrong.acceptance:.3f}")
+    print(
+        f"acceptance in {PROMPTS} prompts: reload {reload.acceptance:.4f}, GPU hit "
+        f"{gpu_hit.acceptance:.4f}, plain {reference.acceptance:.4f}, draft KV shifted by a token "
+        f"{wrong.acceptance:.4f}; reload / GPU hit {reload.acceptance / gpu_hit.acceptance:.4f}"
+    )
