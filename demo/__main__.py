@@ -47,6 +47,11 @@ from tests.support.vllm_server import REPOSITORY, ChildFailed
 EXIT_CLAIM_FAILED = 1
 EXIT_SETUP_FAILED = 2
 
+EXIT_STATUS = """exit status:
+  0  each claim held
+  1  a claim did not hold; its differences, the servers' counters and their logs are shown
+  2  the demo could not start, or an option is wrong"""
+
 AnyStage = Stage | PdStage | NodesStage | KindsStage
 
 
@@ -97,29 +102,39 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="./dev demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="./dev demo",
+        description=__doc__,
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write claims and figures there")
     parser.add_argument(
-        "--seed", type=int, default=None, help="for the prompts; printed by each run"
+        "--json", type=Path, metavar="FILE", help="write the claims and figures to FILE as JSON"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        metavar="N",
+        help="draw the prompts from seed N, to repeat a run (default: a new seed, printed)",
     )
     parser.add_argument(
         "--keep-logs",
         type=Path,
         metavar="DIR",
-        help="directory for the servers' logs, which are otherwise kept only if a claim failed",
+        help="keep the servers' logs in DIR (default: keep them only if a claim failed)",
     )
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="prove the check instead: one overwritten block must make it fail\n"
-        "(needs the build with test hooks, build/hooks)",
+        help="prove the comparison of answers instead: one overwritten block of the pool\n"
+        "must make it fail (needs the build with test hooks, build/hooks)",
     )
     parser.add_argument(
         "--build-dir",
         type=Path,
         metavar="DIR",
-        help="Meson build directory (default: build/release, with --prove build/hooks)",
+        help="run the programs of this Meson build directory (default: build/release,\n"
+        "with --prove build/hooks)",
     )
     _add_setups(parser)
     return parser
@@ -132,36 +147,38 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="each vLLM has N tensor-parallel ranks and a small model: prompts are loaded on all\n"
-        "ranks, also after a page of one was overwritten, and after one was killed",
+        help="run each vLLM on N tensor-parallel ranks with a small model: prompts are\n"
+        "loaded on all ranks, also after a page of one was overwritten, and after one\n"
+        "was killed",
     )
     parser.add_argument(
         "--pd",
         action="store_true",
-        help="two vLLMs behind pegaflow-router: prompts are prefilled on one and decoded on the\n"
-        "other, which is killed before and in the middle of an answer",
+        help="run two vLLMs behind pegaflow-router: prompts are prefilled on one and decoded\n"
+        "on the other, which is killed before and in the middle of an answer",
     )
     parser.add_argument(
         "--nodes",
         type=int,
         choices=[2, len(NAMES)],
         metavar="N",
-        help="2, with --pd: the two engines are on two nodes, whose servers are peers\n"
-        "3: three nodes in separate network namespaces (needs root), two vLLMs: prompts\n"
-        "computed on one node are hit on another, one node is killed during a transfer,\n"
-        "and the network drops all packets of one",
+        help="2, with --pd: run the two vLLMs on two nodes, whose servers are peers\n"
+        "3: run three nodes in separate network namespaces (needs root), two vLLMs:\n"
+        "prompts computed on one node are hit on another, one node is killed during a\n"
+        "transfer, and the network drops all packets of one",
     )
     parser.add_argument(
         "--model",
         choices=MODELS,
-        help="a model with sliding windows or recurrent states, of random weights: the blocks of\n"
-        "each kind are counted; also after the engine, and the server, were killed",
+        help="run a small model with sliding windows or recurrent states, of random weights:\n"
+        "the blocks of each kind are counted, also after the engine, and the server,\n"
+        "were killed",
     )
     parser.add_argument(
         "--draft",
         choices=DRAFTS,
-        help="the same for a model with speculative decoding; after a load as many drafts are\n"
-        "accepted as before",
+        help="run a small model with speculative decoding: the same, and after a load as\n"
+        "many drafts are accepted as before",
     )
 
 

@@ -13,7 +13,7 @@ from demo.diagnosis import describe
 from demo.expectations import Expected, ExpectedCache
 from demo.progress import Progress
 from demo.prompts import Prompt, PromptMaker
-from demo.stage import PATIENT, Late, forget_local, wait_until
+from demo.stage import LONG_DEADLINES, Late, forget_local, wait_until
 from demo.subjects import Subject
 from tests.support.vllm_server import PegaServer, VllmOptions, VllmServer
 
@@ -27,8 +27,6 @@ KV_CACHE_BYTES = 256 << 20
 INTERVAL = 256
 #: Each token's log-probability is compared, also where an answer has another token.
 ALTERNATIVES = 5
-#: Small models compute a prompt sooner than a busy machine answers: every deadline is long.
-LONG_DEADLINES = dict.fromkeys(PATIENT, 5000)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from demo.client import Answer, TextAnswer
 from demo.diagnosis import describe
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
-from demo.stage import PATIENT, SMALL, SMALL_POOL_SIZE, wait_until
+from demo.stage import LONG_DEADLINES, SMALL, SMALL_POOL_SIZE, wait_until
 from tests.support.vllm_server import (
     PegaServer,
     RouterServer,
@@ -62,7 +62,7 @@ class PdStage(StartsChildren):
             plain,
             connector=self.pega.address,
             # A machine where two engines share a few cores is slower than any in production.
-            extra_config=PATIENT | {"pegaflow.handover_wait_ms": 10_000},
+            extra_config=LONG_DEADLINES | {"pegaflow.handover_wait_ms": 10_000},
             python_path=[build_dir / "python"],
         )
         self.plain = VllmServer(plain, sockets / "plain")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +46,10 @@ PATIENT = {
     "pegaflow.reserve_deadline_ms": 1000,
     "pegaflow.load_patience_ms": 2000,
 }
+
+#: For small models, which compute a prompt sooner than a busy machine answers, and where no request
+#: is repeated.
+LONG_DEADLINES = dict.fromkeys(PATIENT, 5000)
 
 #: The limit of repetitions for a request that nevertheless missed one of the connector's deadlines:
 #: an engine never waits for the cache, so on a busy machine it sometimes computes instead. The
@@ -113,6 +119,29 @@ def forget_local(vllm: VllmServer, maker: PromptMaker) -> None:
             # machine these take longer, and arrive with the next request. This one is too short to
             # be stored.
             complete(vllm.http, maker.tokens(8), max_tokens=1)
+
+
+def kill_in_a_load(
+    pega: PegaServer, vllm: VllmServer, pins: Callable[[], int], all_done: Callable[[], bool]
+) -> int:
+    """Kills pegaflow-server as soon as a load holds pins; returns their number.
+
+    The engine is stopped meanwhile: a load lasts milliseconds, and would end before the kill. If
+    all requests are done before a load was seen, the server is killed all the same.
+    """
+    held = 0
+    while not held and not all_done():
+        if pins():
+            os.killpg(vllm.pid, signal.SIGSTOP)
+            try:
+                held = pins()
+                if held:
+                    pega.kill()
+            finally:
+                os.killpg(vllm.pid, signal.SIGCONT)
+    if not held:
+        pega.kill()
+    return held
 
 
 class Stage:

@@ -57,6 +57,9 @@ class Subject:
     def arguments(self) -> tuple[str, ...]:
         """Options of vllm serve."""
         arguments = ["--max-num-batched-tokens", "1024"]
+        if any(one.name == "state" for one in self.layers):
+            # vLLM's choice, and with it that of STATE_BLOCK, depends on the CPU's instructions.
+            arguments += ["--mamba-ssm-cache-dtype", "float32"]
         if self.speculation is not None:
             arguments += ["--speculative-config", json.dumps(self.speculation())]
         return tuple(arguments)
@@ -66,11 +69,10 @@ def _hybrid(name: str, **more: Any) -> Subject:
     return Subject(name, MODEL_LAYERS[name], lambda: ensure_hybrid(name), **more)
 
 
-#: What vLLM chooses for these states. Without the option the scheduler of vLLM's CPU build ends
-#: prompts at multiples of 128, where the states are those of no block.
+#: What vLLM chooses for these states in float32. Without the option the scheduler of vLLM's CPU
+#: build ends prompts at multiples of 128, where the states are those of no block.
 STATE_BLOCK = 256
-#: The first one ends a token behind a state: these models forget a state within a few tokens, so
-#: that an answer to the others hardly depends on it.
+#: The first one ends a token behind a state, the others up to 256 tokens behind one.
 STATE_LENGTHS = (5 * STATE_BLOCK + 1, 1400, 1536, 2500)
 
 MODELS = {

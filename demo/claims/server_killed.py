@@ -11,11 +11,11 @@ from demo.compare import computed_differences
 from demo.expectations import full_blocks
 from demo.prompts import BLOCK_TOKENS, Prompt
 from demo.report import Checks, Claim
-from demo.stage import Stage, wait_until
+from demo.stage import Stage, kill_in_a_load, wait_until
 
 #: The least number of kills; more follow until one was in the middle of a load.
 MIN_KILLS = 3
-MAX_KILLS = 10
+MAX_KILLS = 20
 
 #: vLLM logs this when blocks of a load were reported bad and are computed again.
 _RECOVERED = "Recovered from KV load failure"
@@ -91,10 +91,12 @@ def _kill_while_loading(stage: Stage, prompts: list[Prompt]) -> Kill:
     recovered = stage.vllm.log_text().count(_RECOVERED)
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [pool.submit(stage.ask, prompt) for prompt in prompts]
-        pins = 0
-        while not pins and not all(future.done() for future in asked):
-            pins = int(stage.pega.metrics().total("pegaflow_pins"))
-        stage.pega.kill()
+        pins = kill_in_a_load(
+            stage.pega,
+            stage.vllm,
+            lambda: int(stage.pega.metrics().total("pegaflow_pins")),
+            lambda: all(future.done() for future in asked),
+        )
         answers = [_outcome(future) for future in asked]
     return Kill(pins, stage.vllm.log_text().count(_RECOVERED) - recovered, answers)
 

@@ -2,7 +2,11 @@
 
 import dataclasses
 import importlib.metadata
+import os
 import random
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +19,7 @@ from demo.kinds_stage import INTERVAL, Counted, KindsStage
 from demo.progress import Progress
 from demo.prompts import Prompt, PromptMaker
 from demo.report import Checks
+from demo.stage import kill_in_a_load
 from demo.subjects import DRAFTS, MODELS, Subject
 from tests.support import granite_on_cpu
 
@@ -59,6 +64,13 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(option, capsys):
 
 def test_each_hybrid_family_is_demonstrated():
     assert MODEL_LAYERS.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_type_of_states_is_the_same_on_each_machine(name):
+    has_states = any(one.name == "state" for one in MODELS[name].layers)
+    stated = "--mamba-ssm-cache-dtype float32" in " ".join(MODELS[name].arguments())
+    assert stated == has_states
 
 
 def test_a_changed_vllm_is_stated_before_the_claims(tmp_path):
@@ -313,3 +325,46 @@ def test_layers_of_the_subjects_are_kinds_with_one_grid():
         assert subject.grid in (32, 256)
         assert all(isinstance(one, Layers) for one in subject.layers)
         assert all(subject.grid % one.block_tokens == 0 for one in subject.layers)
+
+
+# ---- kills
+
+
+class StoppableEngine:
+    """A process in a session of its own, and a server whose kill waits until that is stopped."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self.pid = self.process.pid
+        self.kills: list[str] = []
+
+    def kill(self) -> None:
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        self.kills.append("while the engine is stopped")
+
+    def ends(self) -> None:
+        os.waitid(os.P_PID, self.pid, os.WCONTINUED)
+        self.process.communicate(timeout=60)
+        assert self.process.returncode == 0
+
+
+def test_the_server_is_killed_while_the_engine_cannot_end_its_load():
+    engine = StoppableEngine()
+    # The first load ends before the engine is stopped, the second one does not.
+    pins = iter([0, 1, 0, 0, 2, 2])
+
+    held = kill_in_a_load(engine, engine, lambda: next(pins), lambda: False)
+
+    assert (held, engine.kills) == (2, ["while the engine is stopped"])
+    engine.ends()
+
+
+def test_without_a_load_the_server_is_killed_after_the_requests():
+    kills = []
+    server = SimpleNamespace(kill=lambda: kills.append("killed"))
+    done = iter([False, False, True])
+
+    held = kill_in_a_load(server, SimpleNamespace(pid=0), lambda: 0, lambda: next(done))
+
+    assert (held, kills) == (0, ["killed"])
