@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -35,6 +36,12 @@ class RankOptions:
     model_class: type[FakeModel] = FakeModel
 
 
+class AttentionLayer:
+    """A layer of vLLM's that computes without scales."""
+
+    _k_scale = _v_scale = _q_scale = _prob_scale = torch.tensor(1.0)
+
+
 class Rank:
     """A worker in this process."""
 
@@ -42,9 +49,13 @@ class Rank:
         self._options = options
         self.model = options.model_class(options.kv_cache_config, options.content)
         self._computed: dict[str, int] = {}
-        # vLLM's workers receive a pickled copy of the configuration.
+        # vLLM's workers receive a pickled copy of the configuration, and enter their layers.
+        config = pickle.loads(pickle.dumps(options.config))
+        for group in options.kv_cache_config.kv_cache_groups:
+            for name in group.layer_names:
+                config.compilation_config.static_forward_context[name] = AttentionLayer()
         self.worker = KVConnectorFactory.create_connector(
-            pickle.loads(pickle.dumps(options.config)),
+            config,
             KVConnectorRole.WORKER,
             options.kv_cache_config,
         )

@@ -38,21 +38,105 @@ def test_each_option_accepts_its_default_and_its_bounds():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("port", 0, "not between 1 and 65535"),
-        ("port", "many", "not of type int"),
-        ("port", 50055.5, "not of type int"),
-        ("port", True, "not of type int"),
-        ("mode", "write_only", "not one of read_write, save_only"),
-        ("host", 5, "not of type str"),
-        ("keep_failure_policy", "maybe", "not of type bool"),
-        ("claim_wait_ms", -1, "not between 0 and 100 ms"),
-        ("max_pinned_percent", 51, "not between 1 and 50 %"),
+        ("port", 0, "a whole number between 1 and 65535"),
+        ("port", "many", "a whole number between 1 and 65535"),
+        ("port", 50055.5, "a whole number between 1 and 65535"),
+        ("port", True, "a whole number between 1 and 65535"),
+        ("port", "5_0", "a whole number between 1 and 65535"),
+        ("mode", "write_only", "one of read_write, save_only"),
+        ("host", 5, "a text of at most 4,096 bytes"),
+        ("keep_failure_policy", "maybe", "true or false"),
+        ("keep_failure_policy", 1.0, "true or false"),
+        ("claim_wait_ms", -1, "a number between 0 and 100 ms"),
+        ("claim_wait_ms", "1_0", "a number between 0 and 100 ms"),
+        ("max_pinned_percent", 51, "a whole number between 1 and 50 %"),
+        ("load_bytes_per_second", 1, "between 1,000,000 and 10,000,000,000,000 B/s"),
     ],
 )
 def test_invalid_values_are_rejected_by_name(name, value, words):
-    with pytest.raises(ConfigError, match=words) as error:
+    with pytest.raises(ConfigError) as error:
         settings(**{name: value})
-    assert f"pegaflow.{name}={value!r}" in str(error.value)
+    assert str(error.value) == f"pegaflow.{name}={value!r} is not {words}" or (
+        str(error.value).startswith(f"pegaflow.{name}={value!r} is not ")
+        and str(error.value).endswith(words)
+    )
+
+
+def looped() -> list:
+    """A list that contains itself."""
+    made: list = []
+    made.append(made)
+    return made
+
+
+#: By a name for the test: values that no option, or few options, take.
+STRANGE = {
+    "None": None,
+    "true": True,
+    "minus one": -1,
+    "minus a half": -0.5,
+    "not a number": float("nan"),
+    "infinite": float("inf"),
+    "minus infinite": -float("inf"),
+    "a huge number": 10**400,
+    "a number of 5,000 digits": 10**5000,
+    "a fraction": 2.5,
+    "complex": 1j,
+    "empty text": "",
+    "blank": " ",
+    "nan as a text": "nan",
+    "inf as a text": "inf",
+    "digits of another script": "\u0663",
+    "5,000 digits": "9" * 5000,
+    "NUL": "a\0b",
+    "half of a character": "\ud800",
+    "a long text": "x" * 5000,
+    "bytes": b"1",
+    "an empty list": [],
+    "a list": ["1"],
+    "a list of lists": [[1]],
+    "a list in itself": looped(),
+    "a dict": {"a": 1},
+    "an object": object(),
+}
+
+
+@pytest.mark.parametrize("option", config.OPTIONS, ids=lambda option: option.name)
+@pytest.mark.parametrize("value", STRANGE.values(), ids=STRANGE)
+def test_a_strange_value_of_any_option_is_taken_as_it_is_or_rejected_by_name(option, value):
+    try:
+        made = read_settings({option.key: value}, {})
+    except ConfigError as error:
+        assert str(error).startswith(f"{option.key}=")
+        assert str(error).endswith(f" is not {option.accepted}")
+        assert len(str(error)) < 300
+        return
+    kept = getattr(made, option.name)
+    assert type(kept) is type(option.default)
+    if type(option.default) is tuple:
+        assert kept == () or kept == (1,)
+    else:
+        assert kept == value
+        assert type(value) is type(option.default) or type(value) is int, "another type"
+
+
+@pytest.mark.parametrize("extra", [[], "pegaflow.port=1", None, 5])
+def test_a_configuration_other_than_a_mapping_is_rejected(extra):
+    with pytest.raises(ConfigError, match="kv_connector_extra_config=.* is not a mapping"):
+        read_settings(extra, {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"PEGAFLOW_PORT": "x"}, "PEGAFLOW_PORT"),
+        ({"PEGAFLOW_HOST": "x" * 5000}, "PEGAFLOW_HOST"),
+        ({"PEGAFLOW_ENGINE_ENDPOINT": "x" * 5000}, "PEGAFLOW_ENGINE_ENDPOINT"),
+    ],
+)
+def test_an_invalid_variable_is_rejected_by_its_name(environ, name):
+    with pytest.raises(ConfigError, match=f"^{name}='x"):
+        settings(environ)
 
 
 def test_words_and_numbers_of_json_and_of_the_environment_are_accepted():
@@ -64,15 +148,29 @@ def test_words_and_numbers_of_json_and_of_the_environment_are_accepted():
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("prot", "port"), ("min_load_token", "min_load_tokens"), ("weightsid", "weights_id")],
+    [
+        ("prot", "port"),
+        ("min_load_token", "min_load_tokens"),
+        ("weightsid", "weights_id"),
+        ("PORT", "port"),
+        ("", "port"),
+    ],
 )
 def test_an_unknown_key_is_rejected_with_the_nearest_valid_one(wrong, right):
     with pytest.raises(ConfigError, match=f"unknown option pegaflow.{wrong}.*pegaflow.{right}$"):
         settings(**{wrong: 1})
 
 
+@pytest.mark.parametrize(
+    "key", ["pegaflow_port", "Pegaflow.port", "pegaflow-port", "pega_flow.port", "PEGAFLOW_PORT"]
+)
+def test_a_misspelled_prefix_is_rejected_with_the_nearest_valid_key(key):
+    with pytest.raises(ConfigError, match=f"unknown option {key}; the nearest is pegaflow.port$"):
+        read_settings({key: 1}, {})
+
+
 def test_keys_of_other_connectors_are_ignored():
-    others = {"connectors": [], "spec_name": "x"}
+    others = {"connectors": [], "spec_name": "x", "port": "any", 5: 6, "pegaflows": 1}
     assert read_settings(others, {}) == read_settings({}, {})
 
 
@@ -112,8 +210,31 @@ def test_another_machine_is_rejected_with_the_reason(host):
 
 def test_a_socket_needs_an_absolute_path():
     assert socket_path(settings(host="unix:/run/x.sock")) == "/run/x.sock"
-    with pytest.raises(ConfigError, match="absolute path"):
+    with pytest.raises(ConfigError, match="pegaflow.host='unix:x.sock': .* absolute path"):
         socket_path(settings(host="unix:x.sock"))
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("", "pegaflow.host='' is neither an address of this machine nor unix:/PATH"),
+        ("http://", "pegaflow.host='http://' is neither an address"),
+        (
+            "localhost:x",
+            "pegaflow.host='localhost:x': port='x' is not a whole number between 1 and",
+        ),
+        ("localhost:0", "port='0' is not a whole number between 1 and 65535"),
+        ("x" * 300, "is not this machine"),
+        ("a..b", "is not this machine"),
+        ("unix:/" + "x" * 107, "the path of a socket has at most 107 bytes, not 108"),
+    ],
+)
+def test_an_impossible_host_is_rejected_by_name(host, words):
+    with pytest.raises(ConfigError) as error:
+        socket_path(settings(host=host))
+    assert words in str(error.value)
+    with pytest.raises(ConfigError, match=r"^PEGAFLOW_ENGINE_ENDPOINT="):
+        socket_path(settings({"PEGAFLOW_ENGINE_ENDPOINT": host or "unix:"}))
 
 
 def test_deadlines_become_seconds_of_the_native_options():

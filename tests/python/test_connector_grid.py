@@ -1,6 +1,7 @@
 """Cells of blocks that tensor-parallel sizes share: their bytes, names and refusals. No server."""
 
 import ctypes
+import dataclasses
 import math
 from typing import Any
 
@@ -16,11 +17,13 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from pegaflow.engine import layout
 from pegaflow.engine.config import ConfigError, read_settings
 from pegaflow.engine.layout import LayoutError, geometry
 from pegaflow.vllm import namespace, ranks
 from pegaflow.vllm.build import (
     SchedulerOff,
+    Unservable,
     WorkerOff,
     hash_unit,
     read_geometry,
@@ -234,15 +237,22 @@ def test_sizes_are_read(text, sizes):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("1,two", "pegaflow.tp_sizes='1,two' is not a list of whole numbers, such as 1,2,4"),
-        ("1,,2", "pegaflow.tp_sizes='1,,2' is not a list of whole numbers, such as 1,2,4"),
+        (
+            "1,two",
+            "pegaflow.tp_sizes='1,two' is not a list of whole numbers between 1 and 1024, such as "
+            "1,2,4",
+        ),
+        ("1,,2", "pegaflow.tp_sizes='1,,2' is not a list of whole numbers"),
+        ("1_0", "pegaflow.tp_sizes='1_0' is not a list of whole numbers"),
+        ({"1": 2}, "is not a list of whole numbers"),
+        ([[1], 2], "is not a list of whole numbers"),
         ("1;2", "is not a list of whole numbers"),
         ([1, 2.5], "is not a list of whole numbers"),
         (True, "is not a list of whole numbers"),
         (None, "is not a list of whole numbers"),
-        ("0,2", "pegaflow.tp_sizes='0,2': 0 is not between 1 and 1024"),
-        ("2,-4", "-4 is not between 1 and 1024"),
-        ("2048", "2048 is not between 1 and 1024"),
+        ("0,2", "pegaflow.tp_sizes='0,2' is not a list of whole numbers between 1 and 1024"),
+        ("2,-4", "between 1 and 1024"),
+        ("2048", "between 1 and 1024"),
     ],
 )
 def test_an_invalid_list_of_sizes_is_refused_by_name(text, error):
@@ -285,6 +295,62 @@ def test_a_release_that_does_not_name_its_layouts_is_refused():
     error = refusal(one, 1, 2)
     assert "needs vLLM 0.29 or later" in str(error)
     assert error.kind == "engine"
+
+
+def test_a_block_in_too_many_pieces_is_refused_with_the_sizes_and_the_fix(monkeypatch):
+    """Where tokens come before heads, a cell has a piece for each layer and token."""
+    monkeypatch.setattr(layout, "MAX_SEGMENTS", 191)
+    ((config, kv_config),) = configs(layout="LBNHC")
+    tensors = FakeModel(kv_config).tensors
+    grid = read_grid(config, kv_config, (1, 2, 4))
+    layers = len(kv_config.kv_cache_groups[0].layer_names)
+    tokens = kv_config.kv_cache_groups[0].kv_cache_spec.block_size
+    assert layers * tokens * 4 == 192
+    with pytest.raises(Unservable) as refused:
+        read_geometry(kv_config, tensors, grid)
+    assert str(refused.value) == (
+        "pegaflow.tp_sizes=1,2,4 cuts a block into 4 cells on each rank, so it lies in 192 pieces "
+        "of memory, more than 191; set VLLM_KV_CACHE_LAYOUT=HND, fewer sizes or a smaller "
+        "--block-size"
+    )
+    assert refused.value.kind == "configuration"
+    ((_, by_heads),) = configs(layout="LBHNC")
+    assert len(read_geometry(by_heads, FakeModel(by_heads).tensors, grid).segments) == layers * 4
+
+
+def test_stages_with_different_formats_have_one_list_of_factors():
+    """The stages of an engine whose first layers are not quantized, for example."""
+    made = configs(pipeline_parallel_size=2)
+    (group,) = made[1][1].kv_cache_groups
+    group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, dtype=torch.float16)
+    shown = []
+    for config, kv_config in made:
+        where = read_geometry(kv_config, FakeModel(kv_config).tensors)
+        more = {
+            "weights": "named:x",
+            "instance": "x",
+            "hash_unit": hash_unit(config, kv_config),
+            "layers": where.layers,
+            "arrangements": where.arrangements,
+        }
+        shown.append((config, kv_config, more, where))
+    alone = [namespace.factors(config, kv_config, **more) for config, kv_config, more, _ in shown]
+    differing = [one[0] for one, other in zip(*alone, strict=True) if one != other]
+    assert differing == ["layout", "group"]
+
+    formats = namespace.joined(
+        [
+            namespace.stage_formats(kv_config, None, [where], None)
+            for _, kv_config, _, where in shown
+        ]
+    )
+    lists = [
+        namespace.factors(config, kv_config, **more, formats=formats)
+        for config, kv_config, more, _ in shown
+    ]
+    assert lists[0] == lists[1] and lists[0] not in alone
+    text = dict(lists[0])["group"]
+    assert "torch.float16" in text and "torch.float32" in text
 
 
 def test_windows_are_refused_by_name():

@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import math
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 PREFIX = "pegaflow."
+#: All factors of a namespace together have at most 64 KiB.
+MAX_TEXT = 4096
 
 
 class ConfigError(ValueError):
@@ -41,63 +45,114 @@ class Option:
         """A number in plain notation: 0.5, 65535 without a unit, 1,000,000,000 with one."""
         return f"{number:,.0f}" if self.unit and number >= 1e4 else f"{number:.10g}"
 
+    @property
+    def accepted(self) -> str:
+        """The values that the option takes, for error texts."""
+        kind = type(self.default)
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if kind is bool:
+            return "true or false"
+        if kind is str:
+            return f"a text of at most {MAX_TEXT:,} bytes"
+        if kind is tuple:
+            return f"a list of whole numbers{self._range()}, such as 1,2,4"
+        return f"{'a whole number' if kind is int else 'a number'}{self._range()}"
+
+    def _range(self) -> str:
+        if not self.bounds:
+            return ""
+        low, high = self.bounds
+        return f" between {self.plain(low)} and {self.plain(high)} {self.unit}".rstrip()
+
     def read(self, value: Any, source: str) -> Any:
         """Converts a configured value to this option's type.
 
         Raises:
             ConfigError: wrong type, out of bounds, or not among the choices.
         """
-        if isinstance(self.default, tuple):
-            return self._read_numbers(value, source)
         try:
-            value = self._convert(value)
-        except (TypeError, ValueError):
-            wanted = type(self.default).__name__
-            raise ConfigError(f"{source}={value!r} is not of type {wanted}") from None
-        if self.choices and value not in self.choices:
-            raise ConfigError(f"{source}={value!r} is not one of {', '.join(self.choices)}")
-        if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
-            low, high = self.bounds
-            between = f"between {self.plain(low)} and {self.plain(high)} {self.unit}".strip()
-            raise ConfigError(f"{source}={value!r} is not {between}")
-        return value
-
-    def _read_numbers(self, value: Any, source: str) -> tuple[int, ...]:
-        """Different numbers in rising order, of a text with commas, a list or one number."""
-        parts = value.split(",") if isinstance(value, str) else value
-        parts = parts if isinstance(parts, list | tuple) else [parts]
-        low, high = self.bounds or (0, 1 << 30)
-        numbers = set()
-        for part in parts if value != "" else []:
-            try:
-                if isinstance(part, bool | float):
-                    raise TypeError
-                number = int(part)
-            except (TypeError, ValueError):
-                raise ConfigError(
-                    f"{source}={value!r} is not a list of whole numbers, such as 1,2,4"
-                ) from None
-            if not low <= number <= high:
-                raise ConfigError(
-                    f"{source}={value!r}: {number} is not between {low:.0f} and {high:.0f}"
-                )
-            numbers.add(number)
-        return tuple(sorted(numbers))
+            return self._convert(value)
+        except (TypeError, ValueError, OverflowError):
+            shown = shown_value(value)
+            raise ConfigError(f"{source}={shown} is not {self.accepted}") from None
 
     def _convert(self, value: Any) -> Any:
+        """
+        Raises:
+            TypeError, ValueError, OverflowError: the option does not take the value.
+        """
         kind = type(self.default)
         if kind is bool:
-            words = {"true": True, "1": True, "false": False, "0": False}
-            if isinstance(value, bool):
-                return value
-            if str(value).lower() not in words:
+            return _to_bool(value)
+        if kind is str:
+            if not isinstance(value, str) or "\0" in value or len(value.encode()) > MAX_TEXT:
+                raise TypeError
+            if self.choices and value not in self.choices:
                 raise ValueError
-            return words[str(value).lower()]
-        if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+            return value
+        if kind is tuple:
+            return self._to_numbers(value)
+        return self._in_bounds(_to_int(value) if kind is int else _to_float(value))
+
+    def _to_numbers(self, value: Any) -> tuple[int, ...]:
+        """Different numbers in rising order, of a text with commas, a list or one number."""
+        if value == "":
+            return ()
+        parts = value.split(",") if isinstance(value, str) else value
+        parts = parts if isinstance(parts, list | tuple) else [parts]
+        if any(isinstance(part, float) for part in parts):
             raise TypeError
-        if kind is int and isinstance(value, float) and not value.is_integer():
+        return tuple(sorted({self._in_bounds(_to_int(part)) for part in parts}))
+
+    def _in_bounds(self, number: Any) -> Any:
+        if self.bounds and not self.bounds[0] <= number <= self.bounds[1]:  # NaN is in no bounds
             raise ValueError
-        return kind(value)
+        return number
+
+
+def shown_value(value: Any) -> str:
+    """A configured value for an error text, cut if it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or a nested one
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _to_bool(value: Any) -> bool:
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str | int):
+        raise TypeError
+    if str(value).lower() not in words:
+        raise ValueError
+    return words[str(value).lower()]
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, str):
+        # int() takes more: 1_000, and digits of other scripts.
+        if not re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value):
+            raise ValueError
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if value != int(value):  # OverflowError or ValueError for an infinite one and NaN
+        raise ValueError
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        raise ValueError  # as in _to_int()
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 OPTIONS = (
@@ -313,6 +368,8 @@ class Settings:
     log_interval_s: float
     #: Remarks about accepted keys, for the log.
     remarks: tuple[str, ...] = ()
+    #: What has set ``host``, for error texts.
+    host_source: str = "pegaflow.host"
 
     def link_options(self) -> dict[str, float]:
         """The deadlines, as keyword arguments of the native classes."""
@@ -324,20 +381,37 @@ class Settings:
         }
 
 
+#: Keys that are meant for this connector, also if the prefix is misspelled.
+_OWN_KEY = re.compile(r"pega[-_]?flow([^a-z]|$)", re.IGNORECASE)
+
+
+def shown_key(key: str) -> str:
+    """A key for an error text, cut if it is long."""
+    text = key if key.isprintable() else repr(key)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
     """Reads the options out of ``kv_connector_extra_config`` and the environment.
 
     Raises:
         ConfigError: an unknown ``pegaflow.`` key, or a value that its option does not take.
     """
+    if not isinstance(extra, Mapping):
+        raise ConfigError(
+            f"kv_connector_extra_config={shown_value(extra)} is not a mapping of options to "
+            'values, such as {"pegaflow.port": 50055}'
+        )
     known = {option.key: option for option in OPTIONS}
     remarks = []
     for key in extra:
+        if not isinstance(key, str) or key in known:
+            continue
         if key in WITHOUT_MEANING:
             remarks.append(f"{key} has no meaning here: {WITHOUT_MEANING[key]}")
-        elif key.startswith(PREFIX) and key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown option {key}; the nearest is {near}")
+        elif _OWN_KEY.match(key):
+            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown option {shown_key(key)}; the nearest is {near}")
     values = {}
     for option in OPTIONS:
         values[option.name] = option.default
@@ -346,8 +420,15 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.envi
         if option.env and environ.get(option.env):
             values[option.name] = option.read(environ[option.env], option.env)
     if endpoint := environ.get(ENDPOINT_ENV):
-        values["host"] = endpoint
-    return Settings(**values, remarks=tuple(remarks))
+        source = ENDPOINT_ENV
+        values["host"] = known[f"{PREFIX}host"].read(endpoint, source)
+    else:
+        source = "PEGAFLOW_HOST" if environ.get("PEGAFLOW_HOST") else "pegaflow.host"
+    return Settings(**values, remarks=tuple(remarks), host_source=source)
+
+
+#: The longest path of a socket: the kernel's limit, without the byte behind it.
+MAX_SOCKET_PATH = 107
 
 
 def socket_path(settings: Settings) -> str:
@@ -356,21 +437,30 @@ def socket_path(settings: Settings) -> str:
     Raises:
         ConfigError: the host is another machine, or the path is invalid.
     """
+    stated = f"{settings.host_source}={shown_value(settings.host)}"
     host, port = settings.host, settings.port
     if host.startswith("unix:"):
         path = host.removeprefix("unix:")
         if not os.path.isabs(path):
-            raise ConfigError(f"{host}: a socket needs an absolute path, as unix:/run/x.sock")
+            raise ConfigError(f"{stated}: a socket needs an absolute path, as unix:/run/x.sock")
+        if (size := len(os.fsencode(path))) > MAX_SOCKET_PATH:
+            raise ConfigError(
+                f"{stated}: the path of a socket has at most {MAX_SOCKET_PATH} bytes, not {size}"
+            )
         return path
     # Launch scripts of the older connector write http://HOST.
     host = host.split("://", 1)[-1].rstrip("/")
     if host.count(":") == 1:
         host, _, text = host.partition(":")
-        port = next(option for option in OPTIONS if option.name == "port").read(text, "the port")
+        port_option = next(option for option in OPTIONS if option.name == "port")
+        port = port_option.read(text, f"{stated}: port")
+    if not host.strip("[]"):
+        raise ConfigError(f"{stated} is neither an address of this machine nor unix:/PATH")
     if not is_this_machine(host.strip("[]")):
         raise ConfigError(
-            f"{host} is not this machine. An engine shares memory with its server, so it needs a "
-            "pegaflow-server on its own machine; servers connect to each other"
+            f"{stated}: {shown_key(host)} is not this machine. An engine shares memory with its "
+            "server, so it needs a pegaflow-server on its own machine; servers connect to each "
+            "other"
         )
     from pegaflow import _native
 
@@ -388,8 +478,8 @@ def is_this_machine(host: str) -> bool:
         pass  # a name; it is looked up below
     try:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False  # an unknown name is not this machine's
+    except (OSError, UnicodeError):
+        return False  # an unknown or impossible name is not this machine's
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 

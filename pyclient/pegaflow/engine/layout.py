@@ -8,6 +8,7 @@ half a dozen orders in memory, padded or not, and kernels may split a manager's 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,14 @@ MAX_SEGMENTS = 16_384
 
 class LayoutError(Exception):
     """Tensors with an unsupported layout; the text names them and the reason."""
+
+
+class TooManyPieces(LayoutError):
+    """A block lies in more than MAX_SEGMENTS pieces."""
+
+    def __init__(self, pieces: str, where: str = "a block") -> None:
+        self.detail = f"lies in {pieces} pieces of memory, more than {MAX_SEGMENTS:,}"
+        super().__init__(f"{where} {self.detail}")
 
 
 class Segment(NamedTuple):
@@ -90,7 +99,7 @@ def geometry(
             arrangements.append(cut.arrangement)
         segments += _merge(pieces)
     if len(segments) > MAX_SEGMENTS:
-        raise LayoutError(f"a block lies in {len(segments)} pieces")
+        raise TooManyPieces(f"{len(segments):,}")
     return Geometry(
         tuple(segments),
         tuple(kept),
@@ -153,9 +162,10 @@ def _cut(layer: str, tensor: Any, block_count: int) -> _Cut:
         raise LayoutError(f"{layer}: elements of shape {shape} overlap at strides {strides}")
     offsets = [0]
     for stride, extent in inside:
+        if len(offsets) * extent > MAX_SEGMENTS:
+            pieces = math.prod(extent for _, extent in inside)
+            raise TooManyPieces(f"{pieces:,}", f"{layer}: a block")
         offsets = [offset + i * stride for offset in offsets for i in range(extent)]
-        if len(offsets) > MAX_SEGMENTS:
-            raise LayoutError(f"{layer}: a block lies in more than {MAX_SEGMENTS} pieces")
 
     storage = tensor.untyped_storage()
     base = tensor.data_ptr()

@@ -16,10 +16,11 @@ from pegaflow.engine.config import (
     socket_path,
 )
 from pegaflow.engine.kinds import BlockKinds
-from pegaflow.engine.layout import Geometry, LayoutError, geometry
-from pegaflow.vllm import adapters, drafts, kv_scales, namespace, ranks, weights
+from pegaflow.engine.layout import Geometry, LayoutError, TooManyPieces, geometry
+from pegaflow.vllm import adapters, agreement, drafts, namespace, ranks, weights
+from pegaflow.vllm.exchange import Exchange
 from pegaflow.vllm.grid import Grid, NoGrid, read_grid
-from pegaflow.vllm.kinds import read_kinds
+from pegaflow.vllm.kinds import read_kinds, specs_by_layer
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
 from pegaflow.vllm.plans import BlockRules
 from pegaflow.vllm.plans.one_kind import OneKind
@@ -240,10 +241,12 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
         # The scheduler's side has logged the reason.
         return WorkerOff(by_request=fails_by_request(kv_cache_config))
 
-    def make_mover(kv_caches: Any) -> Any:
-        return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches)
-
     place = ranks.place(vllm_config, kv_cache_config, grid.own if grid else 0)
+    exchange = Exchange(instance_id(vllm_config), place.rank, place.ranks)
+
+    def make_mover(kv_caches: Any) -> Any:
+        return _make_mover(vllm_config, kv_cache_config, settings, path, kv_caches, exchange)
+
     ahead = StepsAhead(bool(vllm_config.scheduler_config.async_scheduling))
     return WorkerSide(
         make_mover,
@@ -255,7 +258,12 @@ def worker_side(vllm_config: Any, kv_cache_config: Any) -> WorkerSide | WorkerOf
 
 
 def _make_mover(
-    vllm_config: Any, kv_cache_config: Any, settings: Settings, path: str, kv_caches: Any
+    vllm_config: Any,
+    kv_cache_config: Any,
+    settings: Settings,
+    path: str,
+    kv_caches: Any,
+    exchange: Exchange,
 ) -> Any:
     """Registers the KV cache.
 
@@ -273,8 +281,9 @@ def _make_mover(
     )
     # Before the factors, which need a layer of each kind.
     of_kinds = _mover_kinds(kinds, places) if kinds is not None else []
+    agreed = _agreed(vllm_config, kv_cache_config, kinds, places, grid, exchange)
     device = _make_device(places[0], settings)
-    factors = _factors(vllm_config, kv_cache_config, settings, kinds, places, grid)
+    factors = _factors(vllm_config, kv_cache_config, settings, kinds, places, grid, agreed)
     place = ranks.place(vllm_config, kv_cache_config, grid.own if grid else 0)
     options = dict(
         rank=place.rank,
@@ -309,6 +318,18 @@ def _make_mover(
     return mover if where.device == "cpu" else _OnStream(mover, where.device_index)
 
 
+def _agreed(*arguments: Any) -> agreement.Agreement:
+    """As agreement.reach().
+
+    Raises:
+        Unservable: the ranks of this engine cannot have one list of factors.
+    """
+    try:
+        return agreement.reach(*arguments)
+    except agreement.NoAgreement as error:
+        raise Unservable(str(error), "engine") from None
+
+
 def _factors(
     vllm_config: Any,
     kv_cache_config: Any,
@@ -316,6 +337,7 @@ def _factors(
     kinds: BlockKinds | None,
     places: Sequence[Geometry],
     grid: Grid | None,
+    agreed: agreement.Agreement,
 ) -> namespace.Factors:
     """
     Raises:
@@ -328,7 +350,6 @@ def _factors(
     except weights.UnknownWeights as error:
         raise Unservable(str(error), "weights") from None
     processor = weights.processor_id(vllm_config, instance)
-    scales = kv_scales.factor(vllm_config, places)
     if kinds is not None:
         listed = namespace.factors_of_kinds(
             vllm_config,
@@ -338,8 +359,9 @@ def _factors(
             weights=weights_id,
             processor=processor,
             instance=instance,
+            formats=agreed.formats,
         )
-        return listed + scales
+        return listed + agreed.scales
     (where,) = places
     listed = namespace.factors(
         vllm_config,
@@ -352,8 +374,9 @@ def _factors(
         layers=where.layers,
         arrangements=where.arrangements,
         grid=grid,
+        formats=agreed.formats,
     )
-    return listed + scales
+    return listed + agreed.scales
 
 
 def _mover_kinds(kinds: BlockKinds, places: Sequence[Geometry]) -> list[Any]:
@@ -439,10 +462,18 @@ def read_geometry(
         return geometry(
             kv_caches,
             group.layer_names,
-            _layer_specs(group),
+            specs_by_layer(group),
             kv_cache_config.num_blocks,
             cells=grid.own if grid else 1,
         )
+    except TooManyPieces as error:
+        if grid is None or grid.own == 1:
+            raise Unservable(str(error)) from None
+        raise Unservable(
+            f"{grid.stated} cuts a block into {grid.own} cells on each rank, so it {error.detail}; "
+            "set VLLM_KV_CACHE_LAYOUT=HND, fewer sizes or a smaller --block-size",
+            "configuration",
+        ) from None
     except LayoutError as error:
         raise Unservable(str(error)) from None
 
@@ -463,7 +494,7 @@ def read_geometries(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[
     count = kv_cache_config.num_blocks
     try:
         places = [
-            geometry(kv_caches, group.layer_names, _layer_specs(group), count)
+            geometry(kv_caches, group.layer_names, specs_by_layer(group), count)
             if group.layer_names
             else None
             for group in groups
@@ -476,8 +507,3 @@ def read_geometries(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[
     ((device, index),) = devices
     nothing = Geometry((), (), count, (), device, index)
     return [place or nothing for place in places]
-
-
-def _layer_specs(group: Any) -> Mapping[str, Any]:
-    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return by_layer or dict.fromkeys(group.layer_names, group.kv_cache_spec)

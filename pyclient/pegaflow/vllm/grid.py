@@ -40,6 +40,8 @@ class Grid:
     own: int  #: Of one rank of this engine.
     replicas: int  #: Consecutive ranks with the same cells.
     heads: int  #: KV heads of a cell; 0 for an MLA latent.
+    #: The option, for texts.
+    stated: str = dataclasses.field(default="pegaflow.tp_sizes", compare=False)
 
 
 def read_grid(vllm_config: Any, kv_cache_config: Any, sizes: Sequence[int]) -> Grid | None:
@@ -77,7 +79,7 @@ def read_grid(vllm_config: Any, kv_cache_config: Any, sizes: Sequence[int]) -> G
             raise NoGrid(
                 f"{stated}: the ranks of this engine hold parts of the MLA latent", "model"
             )
-        return Grid(cells=1, own=1, replicas=own, heads=0)
+        return Grid(cells=1, own=1, replicas=own, heads=0, stated=stated)
     heads = ranks.kv_heads(vllm_config.model_config)
     if not heads or any(spec.num_kv_heads != max(1, heads // own) for spec in specs):
         raise NoGrid(f"{stated}: the layers of this model do not all have the same heads", "model")
@@ -90,7 +92,13 @@ def read_grid(vllm_config: Any, kv_cache_config: Any, sizes: Sequence[int]) -> G
     grid = math.lcm(*(min(size, heads) for size in sizes))
     if same != max(1, own // heads):
         raise NoGrid(f"{stated}: it is uncertain which ranks hold the same heads", "model")
-    made = Grid(cells=grid, own=max(1, grid // own), replicas=same, heads=heads // grid)
+    made = Grid(
+        cells=grid,
+        own=max(1, grid // own),
+        replicas=same,
+        heads=heads // grid,
+        stated=stated,
+    )
     _check_bytes(kv_cache_config, made, stated)
     return made
 

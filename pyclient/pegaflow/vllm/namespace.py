@@ -18,12 +18,13 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry
 from pegaflow.vllm import drafts, ranks
 from pegaflow.vllm.grid import Grid
+from pegaflow.vllm.kinds import specs_by_layer
 
 Factors = list[tuple[str, str]]
 
@@ -93,6 +94,44 @@ _SPEC_FIELDS = (
 )
 
 
+class Formats(NamedTuple):
+    """The formats of the layers of one kind of blocks, in the page's order."""
+
+    arrangements: Sequence[str]  #: The order of their bytes (layout.Geometry).
+    specs: Sequence[str]
+
+
+def stage_formats(
+    kv_cache_config: Any, kinds: BlockKinds | None, places: Sequence[Geometry], grid: Grid | None
+) -> list[Formats]:
+    """The formats of each kind of blocks on this rank. ``places`` are those of the cache groups."""
+    members = [kind.members for kind in kinds.kinds] if kinds else [(0,)]
+    heads = grid.heads if grid else 0
+    groups = kv_cache_config.kv_cache_groups
+    found = []
+    for numbers in members:
+        specs = {
+            layer: spec
+            for number in numbers
+            for layer, spec in specs_by_layer(groups[number]).items()
+        }
+        layers = [layer for number in numbers for layer in places[number].layers]
+        arrangements = [text for number in numbers for text in places[number].arrangements]
+        found.append(Formats(arrangements, [spec_factor(specs[one], heads) for one in layers]))
+    return found
+
+
+def joined(by_rank: Sequence[Sequence[Formats]]) -> list[Formats]:
+    """The formats of each kind on any of the ranks."""
+    return [
+        Formats(
+            [text for rank in of_ranks for text in rank.arrangements],
+            [text for rank in of_ranks for text in rank.specs],
+        )
+        for of_ranks in zip(*by_rank, strict=True)
+    ]
+
+
 def factors(
     vllm_config: Any,
     kv_cache_config: Any,
@@ -105,13 +144,15 @@ def factors(
     layers: Sequence[str],
     arrangements: Sequence[str],
     grid: Grid | None = None,
+    formats: Sequence[Formats] = (),
 ) -> Factors:
     """The list, in its fixed order, followed by the factors that only some engines have.
 
     ``weights``, ``processor`` and ``draft_weights`` identify the contents of files (weights.py).
     ``layers`` are the names in the page's order, ``arrangements`` the byte order of each of them
     (layout.Geometry); both come from the registered tensors. With a ``grid`` the list is that of
-    its cells, equal for all tensor-parallel sizes.
+    its cells, equal for all tensor-parallel sizes. ``formats`` are those of all pipeline stages
+    (joined()), if there are several and they are known.
     """
     (group,) = kv_cache_config.kv_cache_groups
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
@@ -123,6 +164,8 @@ def factors(
     # each layer follows from the model, its stages and the skipped layers.
     is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
     by_layer = _each_once if is_staged else _runs
+    if is_staged and formats:
+        ((arrangements, spec_texts),) = formats
     blocks = {
         "layout": by_layer(arrangements),
         "block_tokens": str(group.kv_cache_spec.block_size),
@@ -144,27 +187,23 @@ def factors_of_kinds(
     weights: str,
     processor: str = "",
     instance: str,
+    formats: Sequence[Formats] = (),
 ) -> Factors:
     """The same for several kinds, or one of several members. ``places`` are those of the cache
     groups.
     """
     is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
     by_layer = _each_once if is_staged else _runs
-    groups = kv_cache_config.kv_cache_groups
     texts: dict[str, list[str]] = {"layout": [], "block_tokens": [], "group": [], "layers": []}
     page_bytes = []
-    for kind in kinds.kinds:
-        layers = [layer for group in kind.members for layer in places[group].layers]
-        if not layers:
+    own = stage_formats(kv_cache_config, kinds, places, None)
+    for number, kind in enumerate(kinds.kinds):
+        if not any(places[group].layers for group in kind.members):
             raise ValueError(f"a rank has no layer of kind {kind.rule.label}")
-        arrangements = [text for group in kind.members for text in places[group].arrangements]
-        by_name = {
-            layer: spec for group in kind.members for layer, spec in _by_layer(groups[group])
-        }
-        specs = by_layer([spec_factor(by_name[layer]) for layer in layers])
-        texts["layout"].append(by_layer(arrangements))
+        of_kind = formats[number] if is_staged and formats else own[number]
+        texts["layout"].append(by_layer(of_kind.arrangements))
         texts["block_tokens"].append(str(kind.block_tokens))
-        texts["group"].append(f"{kind.rule.label} {kind.tokens}: {specs}")
+        texts["group"].append(f"{kind.rule.label} {kind.tokens}: {by_layer(of_kind.specs)}")
         texts["layers"].append("+".join(",".join(places[group].layers) for group in kind.members))
         page_bytes.append("+".join(str(places[group].page_bytes) for group in kind.members))
     blocks = {name: " || ".join(of_kinds) for name, of_kinds in texts.items()}
@@ -182,11 +221,6 @@ def _of_cells(listed: Factors, grid: Grid) -> Factors:
     """The grid stands for the sizes that it is made for."""
     of_grid = {"tp": f"grid of {grid.cells}", "replicas": "any"}
     return [(name, of_grid.get(name, text)) for name, text in listed]
-
-
-def _by_layer(group: Any) -> list[tuple[str, Any]]:
-    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return [(layer, specs[layer] if specs else group.kv_cache_spec) for layer in group.layer_names]
 
 
 @dataclasses.dataclass(frozen=True)
