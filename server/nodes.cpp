@@ -85,9 +85,9 @@ Result<TcpListener> listen_for_nodes(const ServerOptions& options) {
 /// The address at which the lanes listen, when the node listens for others at `own`, or at none.
 Result<std::string> fabric_address(const ServerOptions& options,
                                    const std::optional<TcpListener>& own) {
-  const std::string listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
-                             : own                               ? on_any_port(own->address)
-                                                                 : "127.0.0.1:0";
+  std::string listen = !options.peer_fabric_listen.empty() ? options.peer_fabric_listen
+                       : own                               ? on_any_port(own->address)
+                                                           : "127.0.0.1:0";
   const auto address = tcp::SocketAddress::parse(listen);
   if (!address || address->is_wildcard()) {
     return fail(

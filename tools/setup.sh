@@ -15,7 +15,7 @@ esac
 packages_test=(iproute2 procps util-linux curl)
 packages_bundle=(patchelf binutils)
 packages_vllm=(libnuma1 gcc binutils python3-venv)
-packages_check=(clang-format-16 clang-tidy-16)
+packages_check=(clang-format-16)
 # The guest of tests/rxe; its kernel is downloaded, not installed.
 packages_rxe=(qemu-system-x86 busybox-static cpio kmod binutils python3 zstd xz-utils iproute2
     ibverbs-providers)

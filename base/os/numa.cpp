@@ -95,7 +95,9 @@ Result<std::vector<std::uint32_t>> parse_number_list(std::string_view text) {
     }
     for (std::uint32_t number = first; number <= last; ++number) numbers.push_back(number);
     at = read.ptr;
-    if (at != end && (*at != ',' || ++at == end)) return wrong();
+    if (at == end) break;
+    if (*at != ',' || at + 1 == end) return wrong();
+    ++at;
   }
   std::sort(numbers.begin(), numbers.end());
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());

@@ -121,7 +121,7 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
   std::vector<std::thread> others;
   try {
     while (others.size() + 1 < threads) others.emplace_back(pull, others.size() + 1);
-  } catch (const std::system_error&) {
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
     // A limit on threads: fewer threads take longer, which is no error.
   }
   const std::vector<std::uint32_t> own_cores = allowed_cores();

@@ -34,7 +34,7 @@ Result<Conditions> begin_run(const CommonOptions& options) {
   return conditions;
 }
 
-void progress(std::string_view what) { std::cerr << what << " ..." << std::endl; }
+void progress(std::string_view what) { std::cerr << what << " ...\n" << std::flush; }
 
 Result<void> run_serve_echo(std::span<const char* const> arguments) {
   const std::string_view text = arguments.size() == 1 ? arguments[0] : "";

@@ -348,7 +348,7 @@ Result<void> listen_forever(const std::string& text, const NetLane& lane) {
   PEGA_TRY_LET(const tcp::SocketAddress address, tcp::SocketAddress::parse(text, false));
   PEGA_TRY_LET(const UniqueFd listener, tcp::listen_at(address));
   PEGA_TRY_LET(const tcp::SocketAddress bound, tcp::SocketAddress::near_end(listener.get()));
-  std::cout << "listening at " << to_string(bound) << std::endl;
+  std::cout << "listening at " << to_string(bound) << '\n' << std::flush;
   return hold_net(listener.get(), lane);
 }
 

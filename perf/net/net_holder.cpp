@@ -115,9 +115,9 @@ Result<NetRequest> request_of(const std::string& line) {
     if (json.at("protocol").get<int>() != kProtocol) {
       return fail(Errc::kRefused, "the two ends are different versions of pegaflow-perf");
     }
-    const NetRequest request{.backend = json.at("backend").get<std::string>(),
-                             .memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
-                             .seed = json.at("seed").get<std::uint64_t>()};
+    NetRequest request{.backend = json.at("backend").get<std::string>(),
+                       .memory_bytes = json.at("memory_bytes").get<std::uint64_t>(),
+                       .seed = json.at("seed").get<std::uint64_t>()};
     if (request.memory_bytes == 0 || request.memory_bytes > kMostMemory) {
       return fail(Errc::kInvalidArgument, "the reader requests {} bytes of memory",
                   request.memory_bytes);

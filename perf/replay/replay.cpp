@@ -191,7 +191,7 @@ Outcome run_replay(int argc, const char* const* argv) {
   PEGA_TRY_LET(const RequestTrace trace, trace_of(options));
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   const std::string what = fmt::format("{}: {}", trace.name, describe(trace));
-  std::cerr << what << std::endl;
+  std::cerr << what << '\n' << std::flush;
   if (options.nodes > 1) {
     PEGA_TRY_LET(std::vector<Figure> of_nodes, replay_nodes(options, sizes, trace));
     return Report{.title = "pegaflow-perf replay, " + what,

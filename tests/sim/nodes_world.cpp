@@ -333,7 +333,7 @@ void NodesWorld::outlive_a_lease() {
   const auto node = living_node();
   if (!node) return;
   cluster_->network().set_faults({.slow = 1, .slowest = seconds(15)});
-  for (int i = 0; i < 3; ++i) begin_request(*node, false);
+  for (int i = 0; i < 3; ++i) begin_request(node, false);
   cluster_->run_for(microseconds(300));
   // A machine that its hypervisor pauses does not notice that time passes.
   const bool is_paused = chance(0.5);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,7 @@ TEST_SUITE("peer codec") {
     REQUIRE(read.size() == 2);
     CHECK(read[0].backend == "tcp");
     CHECK(read[1].backend == "ucx");
-    CHECK(made.root.getFabric().getBackend() == "tcp");
+    CHECK(std::string_view(made.root.getFabric().getBackend().cStr()) == "tcp");
     // A node of an older version names no others.
     Made<wire::PeerGate::EnterResults> older;
     write_fabric(tcp, older.root.initFabric());

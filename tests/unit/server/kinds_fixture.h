@@ -130,7 +130,7 @@ struct KindsFixture {
 inline std::string text(const server::CacheService::Restorable& found) {
   std::string words;
   for (const auto& range : found.ranges) {
-    if (!words.empty()) words += " ";
+    if (!words.empty()) words += ' ';
     words += std::to_string(range.kind) + ":" + std::to_string(range.blocks.first) + "+" +
              std::to_string(range.blocks.count);
   }
