@@ -5,6 +5,7 @@ stream, so a wrong KV block changes no token. Here activations stay near one thr
 attention is peaked, so answers after a cold prefill and after a KV load can be compared.
 """
 
+import math
 import zlib
 from typing import NamedTuple
 
@@ -13,6 +14,11 @@ from torch import nn
 
 #: Standard deviation of attention scores. 3 gives the best of 10K keys about a tenth of the weight.
 _SCORE_STD = 3.0
+#: Logarithm of the rate at which layers with states forget, and the step of a token: a state keeps
+#: 0.997 of its content at each token. With the zeros of other vectors it would be forgotten after a
+#: few tokens, and no answer would show a wrong state.
+_STATE_DECAY_LOG = -6.0
+_STATE_STEP = 1.0
 
 
 class _Model(NamedTuple):
@@ -23,10 +29,27 @@ class _Model(NamedTuple):
     scaled_embeddings: bool  #: They are multiplied by the root of their width.
 
 
+def _of_states(name: str) -> float | None:
+    """The value of all elements, if these are of a layer with states."""
+    match name.rpartition(".")[2]:
+        case "A_log":
+            return _STATE_DECAY_LOG
+        case "A":  # Mamba 2 keeps it so
+            return -math.exp(_STATE_DECAY_LOG)
+        case "dt_bias":
+            return _STATE_STEP
+        case "D":
+            return 1.0
+    return None
+
+
 def _fill(name: str, parameter: nn.Parameter, model: _Model) -> None:
     generator = torch.Generator(device=parameter.device)
     generator.manual_seed(zlib.crc32((f"{name}/{model.rank}" if model.rank else name).encode()))
     data = parameter.data
+    if (state := _of_states(name)) is not None:
+        data.fill_(state)
+        return
     if "norm" in name:
         # q_norm and k_norm undo the scale of their projections, so they carry it instead.
         scores = "q_norm" in name or "k_norm" in name
@@ -40,6 +63,8 @@ def _fill(name: str, parameter: nn.Parameter, model: _Model) -> None:
         return
     cut_inputs = "o_proj" in name or "down_proj" in name  # whose shares are added up
     data.mul_((data.shape[-1] * (model.ranks if cut_inputs else 1)) ** -0.5)
+    if name.endswith(("q_proj.weight", "q_b_proj.weight")):  # latent attention
+        data.mul_(_SCORE_STD)
     if "qkv_proj" in name:
         query_and_key_rows = data.shape[0] - (data.shape[0] - model.query_rows) // 2
         data[:query_and_key_rows].mul_(_SCORE_STD**0.5)
@@ -65,7 +90,7 @@ def register() -> None:
             config = model_config.hf_text_config
             gemma = config.model_type.startswith("gemma")
             shape = _Model(
-                query_rows=config.num_attention_heads * config.head_dim // ranks,
+                query_rows=config.num_attention_heads * getattr(config, "head_dim", 0) // ranks,
                 rank=get_tensor_model_parallel_rank(),
                 ranks=ranks,
                 norm_adds=1.0 if gemma or config.model_type == "qwen3_next" else 0.0,
