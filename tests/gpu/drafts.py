@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.vllm import GpuVllm
+from tests.support.child_process import started_together
 from tests.support.vllm_server import PegaServer
 
 ANSWER, AT_ONCE = 40, 16
@@ -79,16 +80,16 @@ def measure(options: argparse.Namespace, server: PegaServer) -> bool:
         [chance.randrange(10, 2000) for _ in range(chance.randrange(200, 1000))]
         for _ in range(options.requests)
     ]
-    with Drafting("plain", None, options) as vllm:
-        play(vllm, prompts)
-        gpu_hit = play(vllm, prompts)
-    with Drafting("saves", server, options) as vllm:
-        cold = play(vllm, prompts)
-        vllm.reset()  # The last blocks are saved when their requests have ended.
-    with Drafting("loads", server, options) as vllm:
-        reload = play(vllm, prompts)
-    with Shifted("shifted", server, options) as vllm:
-        shifted = play(vllm, prompts)
+    plain = Drafting("plain", None, options)
+    saves, loads = (Drafting(name, server, options) for name in ("saves", "loads"))
+    planted = Shifted("shifted", server, options)
+    with started_together([plain, saves, loads, planted]):
+        play(plain, prompts)
+        gpu_hit = play(plain, prompts)
+        cold = play(saves, prompts)
+        saves.reset()  # The last blocks are saved when their requests have ended.
+        reload = play(loads, prompts)
+        shifted = play(planted, prompts)
 
     block = Drafting.block_tokens
     # The last block of a prompt only proves the one before.

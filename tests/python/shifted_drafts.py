@@ -9,7 +9,10 @@ from tests.python.vllm_cases import BLOCK
 
 
 class ShiftedDrafts(PegaKVConnector):
-    """Shifts the KV of the last layer, the draft's, by one token inside of each loaded block."""
+    """Shifts the values of the last layer, the draft's, by one token inside of each loaded block.
+
+    The keys stay: pairs of keys and values that move together change no attention.
+    """
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
@@ -24,6 +27,8 @@ class ShiftedDrafts(PegaKVConnector):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         sent, received = super().get_finished(finished_req_ids)
+        if received and torch.cuda.is_available():
+            torch.cuda.synchronize()  # A load is reported before its last copy ends.
         for request_id in received or ():
             for block in self._loading.pop(request_id):
                 self._shift(block)
@@ -31,9 +36,8 @@ class ShiftedDrafts(PegaKVConnector):
 
     def _shift(self, block: int) -> None:
         tensor = self._drafts
-        # Either all of K in front of all of V, or both in each block.
-        page = tensor[:, block] if tensor.shape[0] == 2 else tensor[block]
-        tokens = (
-            page.shape[1:].index(BLOCK) + 1 if tensor.shape[0] == 2 else page.shape.index(BLOCK)
-        )
-        page.copy_(torch.roll(page, 1, dims=tokens))
+        if tensor.shape[0] == 2:  # all of K in front of all of V
+            values = tensor[1, block]
+        else:  # K and V of a token one behind the other
+            values = tensor[block][..., tensor.shape[-1] // 2 :]
+        values.copy_(torch.roll(values, 1, dims=values.shape.index(BLOCK)))

@@ -7,6 +7,7 @@ time is counted as one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -139,6 +140,11 @@ class ChildProcess:
         Raises:
             ChildFailed: it died first or took longer than start_timeout_s; nothing is left of it.
         """
+        self.launch()
+        return self.wait_until_started()
+
+    def launch(self) -> None:
+        """Starts it and does not wait; wait_until_started() does."""
         if self._process is not None:
             raise ChildFailed(f"{self.name} is already started")
         if threading.current_thread() is not threading.main_thread():
@@ -157,6 +163,9 @@ class ChildProcess:
                 env={**os.environ, **self.env},
                 start_new_session=True,
             )
+
+    def wait_until_started(self) -> Self:
+        """After launch(); raises as start() does."""
         try:
             self._wait_until_ready()
         except BaseException:
@@ -252,3 +261,19 @@ class ChildProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+@contextlib.contextmanager
+def started_together(children: Sequence[ChildProcess]) -> Iterator[None]:
+    """All of them, started at the same time and stopped at the end.
+
+    Raises:
+        ChildFailed: one of them, as of start(); nothing is left of the others either.
+    """
+    with contextlib.ExitStack() as stack:
+        for child in children:
+            child.launch()
+            stack.callback(child.stop)
+        for child in children:
+            child.wait_until_started()
+        yield
