@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.scenarios import PATIENCE_S, PoolView
-from tests.support.child_process import ChildProcess
+from tests.support.child_process import ChildProcess, started_together
 from tests.support.prometheus import read_metrics
 from tests.support.vllm_server import REPOSITORY, PegaServer, free_port
 from tests.support.waiting import wait_until
@@ -178,8 +178,9 @@ class Session:
         engine: GpuVllm,
         other: GpuVllm | None,
         options: argparse.Namespace,
+        plain: GpuVllm | None = None,
     ):
-        self.server, self.engine, self.other = server, engine, other
+        self.server, self.engine, self.other, self.plain = server, engine, other, plain
         self._options = options
         self.chance = random.Random(options.seed)
         self.prompts = [self.prompt() for _ in range(PROMPTS)]
@@ -228,8 +229,19 @@ class Session:
         self.hit_tokens = self.external_hits() - before
         return (
             f"{PROMPTS} prompts of {LENGTH} tokens, {self.hit_tokens:.0f} tokens reloaded, all "
-            f"{PROMPTS * TOKENS} answered tokens agree"
+            f"{PROMPTS * TOKENS} answered tokens agree{self._beside_plain()}"
         )
+
+    def _beside_plain(self) -> str:
+        """Compares with hits on the GPU of an engine without a connector."""
+        if self.plain is None:
+            return ""
+        answers = []
+        for prompt in self.prompts:
+            self.plain.ask(prompt)
+            answers.append(self.plain.ask(prompt))
+        assert answers == self.hits, f"an engine without a connector answers {answers}"
+        return ", also with an engine without a connector"
 
     def branches(self) -> str:
         """A prompt that leaves another one within it, and one that continues an answer."""
@@ -293,8 +305,13 @@ class Session:
         """More than the GPU has room for: requests are preempted, their KV is loaded again."""
         before = self.engine.total("vllm:num_preemptions_total")
         self.engine.reset()
-        self.engine.ask_all(self.prompts, 200)
-        preempted = self.engine.total("vllm:num_preemptions_total") - before
+        prompts = list(self.prompts)
+        for _ in range(5):  # the room for requests depends on the kinds of blocks
+            self.engine.ask_all(prompts, self._options.long_answer)
+            preempted = self.engine.total("vllm:num_preemptions_total") - before
+            if preempted > 0:
+                break
+            prompts += [self.prompt(), self.prompt()]
         assert preempted > 0, "no request was preempted"
         self.check_reload()
         return f"{preempted:.0f} preemptions, the tokens of later reloads agree"
@@ -355,7 +372,7 @@ class Session:
         deadline = time.monotonic() + PATIENCE_S
         while engine.total("vllm:pegaflow_saved_blocks_total") == saved:
             assert time.monotonic() < deadline, "nothing is saved"
-            engine.ask(self.prompt(100))
+            engine.ask(self.prompt())
 
     def planted_error(self) -> str:
         """One block of the pool gets another's bytes: tokens differ, or a checksum fails."""
@@ -425,9 +442,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--planted-kib", type=int, default=1024, help="size of a wrong piece of the pool"
     )
+    parser.add_argument(
+        "--long-answer",
+        type=int,
+        default=200,
+        help="tokens of the answers of requests that are preempted: these need further blocks",
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--one-engine", action="store_true")
+    parser.add_argument(
+        "--plain", action="store_true", help="compare with an engine without a connector, too"
+    )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="start all engines at once; their kernels may then be tuned differently, and round "
+        "differently",
+    )
     parser.add_argument("--only", default="", help="names of scenarios, separated by commas")
     parser.add_argument("--vllm-arguments", default="", help="more arguments of vLLM")
     options = parser.parse_args(argv)
@@ -436,12 +468,17 @@ def main(argv: Sequence[str]) -> int:
     held = True
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(PegaServer(options.server, options.out / "pega", options.pool))
-        engine = stack.enter_context(GpuVllm("first", server, options))
-        other = None
+        engine, other = GpuVllm("first", server, options), None
         if not options.one_engine:
             other = GpuVllm("second", server, options, **{"pegaflow.verify": "all"})
-            stack.enter_context(other)
-        session = Session(server, engine, other, options)
+        plain = GpuVllm("plain", None, options) if options.plain else None
+        engines = [vllm for vllm in (engine, other, plain) if vllm is not None]
+        if options.together:
+            stack.enter_context(started_together(engines))
+        else:
+            for vllm in engines:
+                stack.enter_context(vllm)
+        session = Session(server, engine, other, options, plain)
         for name, scenario in scenarios(session):
             if options.only and name not in options.only.split(","):
                 continue
