@@ -11,7 +11,7 @@ from typing import Any
 
 #: vLLM's device types on which a real vLLM slept and woke with this connector, and answered as one
 #: without. Elsewhere sleep mode needs `pegaflow.untested=true`.
-VERIFIED: frozenset[str] = frozenset()
+VERIFIED: frozenset[str] = frozenset({"cuda"})
 
 #: Executors whose workers are of vLLM alone; others, or another program's, may share their process
 #: with a trainer.

@@ -16,7 +16,7 @@ SERVES_KINDS = True
 #: kinds (KindRule.label) that a model has, in alphabetical order. Other models on such a device
 #: need `pegaflow.untested=true`. One group of full attention is served everywhere.
 VERIFIED: dict[str, frozenset[tuple[str, ...]]] = {
-    "cuda": frozenset({("full", "window")}),
+    "cuda": frozenset({("full", "window"), ("window",), ("chunk", "full"), ("full", "state")}),
     "cpu": frozenset({("full", "window"), ("window",), ("full", "state")}),
 }
 
