@@ -37,6 +37,9 @@ struct CacheService::Instance {
   /// share; 0: each rank has one shard, and only engines of this size have such blocks.
   std::uint32_t cells = 0;
   engine::BlockKinds rules;  ///< The rules of its kinds of blocks; empty: one kind, a prefix.
+  /// The most kinds that it ever had: a scheduler may hold claims from before its ranks registered
+  /// again.
+  std::size_t most_kinds = 1;
   /// By kind, the sum of the pages of a block; set once it is complete.
   std::vector<std::uint64_t> block_bytes;
   std::vector<Rank> ranks;  ///< Empty before the first registers.

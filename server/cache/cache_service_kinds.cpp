@@ -263,8 +263,7 @@ Result<std::uint64_t> CacheService::local_tokens(const Instance& instance,
 
 void CacheService::unclaim_kinds(const Client& client, const Id128& token) {
   // Any of them ends all, and not every kind has one.
-  const std::size_t kinds = std::max<std::size_t>(1, client.instance->rules.kinds.size());
-  for (std::size_t kind = 0; kind < kinds; ++kind) {
+  for (std::size_t kind = 0; kind < client.instance->most_kinds; ++kind) {
     store_->unclaim(*client.holder, token_of_kind(token, kind));
   }
 }

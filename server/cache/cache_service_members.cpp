@@ -427,6 +427,7 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
     instance.shards = registration.shards;
     instance.cells = registration.cells;
     instance.rules = pages.rules;
+    instance.most_kinds = std::max(instance.most_kinds, pages.rules.kinds.size());
     instance.block_bytes.clear();
     instance.space_name = space_name;
     instance.namespace_hash = namespaces_->find(space_name)->hash;

@@ -105,6 +105,31 @@ TEST_SUITE("CacheService, registration of kinds") {
     CHECK_FALSE(f.service->register_rank(f.worker, other));
   }
 
+  TEST_CASE("a claim ends although the engine has fewer kinds by now") {
+    Registration chunked = full_window_state();
+    chunked.kinds = {{.rule = wire::Kind::Rule::CHUNK,
+                      .tokens = 64,
+                      .block_tokens = 16,
+                      .page_bytes = kPage},
+                     {.rule = wire::Kind::Rule::PREFIX, .block_tokens = 16, .page_bytes = kPage}};
+    KindsFixture f(chunked);
+    f.save(1, 1, {0, 1, 2, 3});
+    // At the end of a chunk only kind 1 has blocks.
+    REQUIRE(testing::text(f.claim({1, 1}, 1, 4).value()) == "1:0+4");
+
+    f.service->disconnected(f.worker);
+    f.worker = f.connect();
+    REQUIRE(f.service->register_rank(f.worker, {.instance = "engine",
+                                                .factors = {{"weights", "dense"}},
+                                                .page_bytes = kPage}));
+    REQUIRE(f.service->stats().store.claims == 1);
+    REQUIRE(f.service->unclaim(f.scheduler, {1, 1}));
+
+    CHECK(f.service->stats().store.claims == 0);
+    f.work();
+    CHECK(f.service->stats().store.held == 0);
+  }
+
   TEST_CASE("the report of an instance has its kinds, and the pages of each") {
     KindsFixture f;
     const InstanceInfo info = f.service->instances().front();
