@@ -13,8 +13,8 @@ SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering", "
 # Suites that run only when they are named: they download a kernel and emulate a machine.
 ON_REQUEST = frozenset({"rxe"})
 
-# These start servers and engines, and share two cores with them.
-SERIAL_SUITES = frozenset({"integration", "fault", "python", "rxe"})
+# These start servers and engines, and share two cores with them. Python's tests say so themselves.
+SERIAL_SUITES = frozenset({"integration", "fault", "rxe"})
 
 
 class UsageError(Exception):
