@@ -25,7 +25,7 @@ from tests.support.vllm_server import PegaServer
 #: `./dev soak` sets 600.
 SECONDS = float(os.environ.get("PEGA_KINDS_SOAK_SECONDS", "12"))
 SHAPES = ["gemma3", "gpt-oss", "mistral-window", "qwen3-next"]
-#: A process has warmed up by then; shorter runs have no sizes.
+#: A process has warmed up so long after its first request; shorter runs have no sizes.
 WARM_S = 20.0
 #: Growth of a process that lives on, for the allocator's noise.
 MOST_GROWTH_MIB = 8.0
@@ -47,14 +47,15 @@ class Size:
 
 
 class Sizes:
-    """The sizes of one process, from its warm-up to the last look."""
+    """The sizes of one process, from its warm-up, which begins with the first look, to the last."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self._warm_at = pid, time.monotonic() + WARM_S
+        self.pid, self._warm_at = pid, 0.0
         self.first: Size | None = None
         self.last: Size | None = None
 
     def look(self) -> None:
+        self._warm_at = self._warm_at or time.monotonic() + WARM_S
         if time.monotonic() > self._warm_at:
             self.last = Size.of(self.pid)
             self.first = self.first or self.last
@@ -98,7 +99,8 @@ class Engine:
         """Takes what the process has reported."""
         self._receive()
         assert not self._is_over, f"engine {self.options.number} has ended"
-        self.sizes.look()
+        if self.has_asked:  # before, a busy machine may take a minute to import vLLM
+            self.sizes.look()
 
     def _receive(self) -> None:
         while not self._is_over and self._pipe.poll():
