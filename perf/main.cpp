@@ -23,6 +23,8 @@ constexpr Subcommand kSubcommands[] = {
     {"lookup", "lookups of 8,192 keys and of one key, beside an echo of the same bytes",
      run_lookup},
     {"copy", "copies between pool and engine memory, beside memcpy of the same bytes", run_copy},
+    {"cells", "copies of blocks that tensor-parallel sizes share, beside those of one size",
+     run_cells},
     {"gpu", "copies between pool and GPU, idle and beside matrix products", run_gpu},
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
     {"server", "wake-ups when idle, memory per block, longest event-loop iteration, CPU of saves",

@@ -46,6 +46,7 @@ using Outcome = Result<std::optional<Report>>;
 // The subcommands. Each parses its arguments; `argv[0]` is the name that --help shows.
 Outcome run_lookup(int argc, const char* const* argv);
 Outcome run_copy(int argc, const char* const* argv);
+Outcome run_cells(int argc, const char* const* argv);
 Outcome run_gpu(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);

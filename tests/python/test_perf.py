@@ -49,6 +49,20 @@ def test_copy_checks_every_byte():
     assert {f["target"] for f in figures} == {0.9, None}
 
 
+def test_cells_are_copied_beside_whole_layers_and_every_byte_is_checked():
+    figures = lines_of("cells", "--pieces", "8kb,512", "--rounds", "2")
+    assert [
+        (f["params"]["piece_bytes"], f["params"]["layout"], f["params"]["tp"], f["target"])
+        for f in figures
+    ] == [
+        (size, layout, ranks, target)
+        for size, layout, target in ((8192, "HND", 0.97), (512, "NHD", 0.85))
+        for ranks in (1, 1, 2, 2)
+    ]
+    assert {(f["unit"], f["bound_name"]) for f in figures} == {("GB/s", "without cells")}
+    assert all(f["figure"] > 0 and f["bound"] > 0 for f in figures)
+
+
 def test_two_engines_copy_at_once_and_check_every_byte():
     arguments = ("--engines", "2", "--check", "--pages", "128kb,4mb", "--rounds", "5")
     figures = lines_of("copy", *arguments)
