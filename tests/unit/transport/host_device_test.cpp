@@ -162,8 +162,13 @@ TEST_SUITE("HostDevice") {
     for (int round = 0; round < 30; ++round) {
       const std::size_t blocks = 1 + random() % 200;
       const std::size_t segments = 1 + random() % 5;
-      const std::size_t segment_bytes = 1 + random() % (round % 10 == 0 ? 200'000 : 2'000);
-      EngineMemory memory = engine_memory(segments, segment_bytes, blocks, 1 + random() % 100);
+      std::size_t segment_bytes = 1 + random() % (round % 10 == 0 ? 200'000 : 2'000);
+      std::size_t gap_bytes = 1 + random() % 100;
+      if (round % 2 == 1) {  // Whole cache lines, of which smaller pieces are loaded another way.
+        segment_bytes = 64 * (1 + random() % 300);
+        gap_bytes = 16 * (random() % 8);
+      }
+      EngineMemory memory = engine_memory(segments, segment_bytes, blocks, gap_bytes);
       const std::uint64_t page_bytes = memory.layout().page_bytes();
       const std::uint64_t slot_bytes = slot_bytes_for(page_bytes);
       std::vector<std::byte> pool(slot_bytes * blocks);
