@@ -10,7 +10,8 @@ request I and its answer, and TAIL others; HEAD 0 means all of them. Modes are `
 ``memory`` copies blocks to a dictionary and back, with the real plans and geometry. ``pega`` is the
 whole connector and a pegaflow-server; before a REQUEST there may be ``refuse:`` or ``spoil:`` (its
 load fails at once, or after copies of wrong bytes), ``wipe:`` (the states of the last load are
-zeros in the pool), ``kill:`` or ``start:`` (of the server).
+zeros in the pool), ``kill:`` or ``start:`` (of the server), ``preempt:`` (vLLM takes the request's
+blocks after some tokens) or ``abort:`` (it is aborted there, and asked again).
 ``shifted`` is the same with a planted mistake: each window is saved one block too late.
 """
 
@@ -46,6 +47,8 @@ from tests.support.vllm_server import PegaServer
 
 BLOCK = 32
 INTERVAL = 256
+#: Tokens of an answer, after which its request is preempted or aborted.
+INTERRUPTED_AT = 3
 #: The most probable tokens whose log-probabilities are reported.
 ALTERNATIVES = 20
 
@@ -239,10 +242,33 @@ class Pega:
                 assert at >= 0, "a state that was loaded is not in the pool"
                 pool[at : at + len(content)] = bytes(len(content))
 
+    def preempted(self, llm: Any, prompt: list[int], params: Any) -> Any:
+        """The answer to a request that loses all of its blocks meanwhile."""
+        engine, scheduler = llm.llm_engine, self._core(llm).scheduler
+        for output in steps_of(engine, "preempted", prompt, params):
+            if len(output.outputs[0].token_ids) == INTERRUPTED_AT:
+                assert [one.status.name for one in scheduler.running] == ["RUNNING"]
+                assert scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert output.finished
+        return output
+
+    def abort(self, llm: Any, prompt: list[int], params: Any) -> None:
+        """Asks, and leaves vLLM's own cache empty."""
+        for output in steps_of(llm.llm_engine, "aborted", prompt, params):
+            if len(output.outputs[0].token_ids) == INTERRUPTED_AT:
+                llm.llm_engine.abort_request(["aborted"])
+        assert not output.finished
+        self._end_saves(llm)
+        assert llm.reset_prefix_cache()
+
+    def _end_saves(self, llm: Any) -> None:
+        """Steps until the last saves of former requests are reported."""
+        while self._core(llm).scheduler.has_requests():
+            llm.llm_engine.step()
+
     def note(self, llm: Any) -> dict[str, Any]:
         core = self._core(llm)
-        while core.scheduler.has_requests():  # until its last saves are reported
-            llm.llm_engine.step()
+        self._end_saves(llm)
         side = core.scheduler.connector._scheduler
         assert side.saves.pinned == 0 and not side.loads.under_way() and not side._states
         self.counts.aggregate(side.counts)
@@ -260,6 +286,13 @@ class Pega:
         wait_for_zero(self.server, "pegaflow_claims", "pegaflow_pins")
         self.server.stop()
         self._directory.cleanup()
+
+
+def steps_of(engine: Any, name: str, prompt: list[int], params: Any) -> Iterator[Any]:
+    """The outputs of the only request, step by step."""
+    engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    while engine.has_unfinished_requests():
+        yield from engine.step()
 
 
 class _Around:
@@ -393,7 +426,12 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
         params = SamplingParams(
             temperature=0, max_tokens=20, ignore_eos=True, logprobs=ALTERNATIVES
         )
-        (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        if pega is not None and order == "abort":
+            pega.abort(llm, prompt, params)
+        if pega is not None and order == "preempt":
+            output = pega.preempted(llm, prompt, params)
+        else:
+            (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         answer = list(output.outputs[0].token_ids)
         texts.append(prompt + answer)
         told = {"prompt": prompt, "answer": answer, "cached": output.num_cached_tokens}
