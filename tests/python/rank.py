@@ -178,9 +178,9 @@ class RankDied(Exception):
     """A worker's process is gone; vLLM's engine ends with it."""
 
 
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
 # Importing vLLM takes 10 s of a core: once for all, in a process without threads.
-_context.set_forkserver_preload(["tests.python.rank"])
+context.set_forkserver_preload(["tests.python.rank"])
 
 
 def _serve(pipe: Any, options: RankOptions) -> None:
@@ -209,8 +209,8 @@ class RankProcess:
     """A worker in a process of its own. Ends with close(), or with the test's process."""
 
     def __init__(self, options: RankOptions) -> None:
-        self._pipe, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, options), daemon=True)
         self._process.start()
         theirs.close()
         self._receive()

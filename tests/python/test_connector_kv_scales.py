@@ -5,7 +5,6 @@ calculate them from the first request (--calculate-kv-scales), which is refused.
 """
 
 import json
-import multiprocessing
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from pegaflow.vllm.agreement import NoAgreement
 from pegaflow.vllm.exchange import Exchange, NoExchange
 from tests.python.harness import kv_cache_config, vllm_config
 from tests.python.kinds_engine import SHAPES, cache_config, full
+from tests.python.rank import context as rank_processes
 from tests.python.test_connector_pages import tensors_of
 from tests.python.test_connector_weights import model, of_files
 
@@ -317,7 +317,7 @@ def test_a_later_exchange_returns_the_first_result():
 def test_processes_that_torch_connects_exchange_their_texts():
     """As vLLM connects its workers."""
     listener = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with rank_processes.Pool(2) as pool:
         made = pool.starmap(connected_texts, [(rank, listener.port) for rank in range(2)])
     assert made == [["text 0", "text 1"]] * 2
 
