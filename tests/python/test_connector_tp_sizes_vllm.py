@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.python.vllm_cases import BLOCK, SMALL, ask, serve
+from tests.python.vllm_cases import BLOCK, SMALL, ask, forget, serve
 from tests.support.vllm_server import PegaServer, VllmServer, ensure_model
 
 LENGTH = 500
@@ -30,18 +28,24 @@ def engine(directory: Path, pega: PegaServer | None, size: int) -> Iterator[Vllm
         yield vllm
 
 
-@pytest.mark.parametrize(("saver", "loader"), [(1, 2), (2, 1)])
 def test_answers_from_the_blocks_of_another_size_are_those_of_a_cold_engine(
-    own_pega: PegaServer, short_path: Path, prompt: Any, saver: int, loader: int
+    own_pega: PegaServer, short_path: Path, prompt: Any
 ) -> None:
-    tokens, branch = prompt(LENGTH), prompt(LENGTH)
-    branch[:300] = tokens[:300]
-    with engine(short_path, None, loader) as vllm:
-        cold = ask(vllm, tokens, 16)[0]
-        cold_branch = ask(vllm, branch, 16)[0]
-    with engine(short_path / "saver", own_pega, saver) as vllm:
-        assert ask(vllm, tokens, 16)[1] == 0
-    with engine(short_path / "loader", own_pega, loader) as vllm:
-        assert ask(vllm, tokens, 16) == (cold, WHOLE)
-        assert ask(vllm, branch, 16) == (cold_branch, 300 // BLOCK * BLOCK)
-    assert cold != cold_branch
+    one, two = prompt(LENGTH), prompt(LENGTH)  # saved with one rank, and with two
+    branches = {size: [*tokens[:300], *prompt(200)] for size, tokens in ((1, one), (2, two))}
+    reused = 300 // BLOCK * BLOCK
+    cold = {}
+    for size, tokens in ((2, one), (1, two)):
+        with engine(short_path, None, size) as vllm:
+            cold[size] = [ask(vllm, each, 16)[0] for each in (tokens, branches[3 - size])]
+        assert cold[size][0] != cold[size][1]
+
+    with engine(short_path / "a", own_pega, 1) as first:
+        assert ask(first, one, 16)[1] == 0
+        with engine(short_path / "b", own_pega, 2) as second:
+            assert ask(second, one, 16) == (cold[2][0], WHOLE)
+            assert ask(second, branches[1], 16) == (cold[2][1], reused)
+            assert ask(second, two, 16)[1] == 0
+            forget(second)  # its blocks are saved by now
+        assert ask(first, two, 16) == (cold[1][0], WHOLE)
+        assert ask(first, branches[2], 16) == (cold[1][1], reused)
