@@ -22,8 +22,8 @@ from tests.support.vllm_server import ensure_hybrid
 #: A prompt, the same again, a longer one, a branch, and the next turn of the first conversation.
 REQUESTS = ["1400", "of,0,1400,0", "of,0,1400,100", "of,0,900,300", "of,0,0,60"]
 #: The same with a server; then the first prompt again: it is preempted, is aborted and asked again,
-#: its load is refused, fails with wrong bytes in the blocks, the server is gone, is another one, and
-#: has the blocks again.
+#: its load is refused, fails with wrong bytes in the blocks, the server is gone, is another one,
+#: and has the blocks again.
 WITH_SERVER = [
     *REQUESTS,
     "preempt:of,0,1400,0",
