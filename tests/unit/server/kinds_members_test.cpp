@@ -107,11 +107,9 @@ TEST_SUITE("CacheService, registration of kinds") {
 
   TEST_CASE("a claim ends although the engine has fewer kinds by now") {
     Registration chunked = full_window_state();
-    chunked.kinds = {{.rule = wire::Kind::Rule::CHUNK,
-                      .tokens = 64,
-                      .block_tokens = 16,
-                      .page_bytes = kPage},
-                     {.rule = wire::Kind::Rule::PREFIX, .block_tokens = 16, .page_bytes = kPage}};
+    chunked.kinds = {
+        {.rule = wire::Kind::Rule::CHUNK, .tokens = 64, .block_tokens = 16, .page_bytes = kPage},
+        {.rule = wire::Kind::Rule::PREFIX, .block_tokens = 16, .page_bytes = kPage}};
     KindsFixture f(chunked);
     f.save(1, 1, {0, 1, 2, 3});
     // At the end of a chunk only kind 1 has blocks.
@@ -119,9 +117,8 @@ TEST_SUITE("CacheService, registration of kinds") {
 
     f.service->disconnected(f.worker);
     f.worker = f.connect();
-    REQUIRE(f.service->register_rank(f.worker, {.instance = "engine",
-                                                .factors = {{"weights", "dense"}},
-                                                .page_bytes = kPage}));
+    REQUIRE(f.service->register_rank(
+        f.worker, {.instance = "engine", .factors = {{"weights", "dense"}}, .page_bytes = kPage}));
     REQUIRE(f.service->stats().store.claims == 1);
     REQUIRE(f.service->unclaim(f.scheduler, {1, 1}));
 
