@@ -51,7 +51,7 @@ MODULES["tests"] = (*MODULES["perf"], "tests/")
 # A backend knows the seams of its module and itself, not its siblings.
 SUBFOLDERS: dict[str, tuple[str, ...]] = {
     f"transport/{name}/": ("base/", "transport/*", f"transport/{name}/")
-    for name in ("host", "cuda", "tcp", "ucx", "sim")
+    for name in ("host", "cuda", "tcp", "ucx", "sim", "disk")
 }
 
 # The folders of a module, from the lowest to the highest: a file uses its own folder and those
@@ -143,7 +143,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     # The test compares it with our own declarations.
     "cuda.h": ("CUDA", ("transport/cuda/", "tests/unit/transport/")),
     "cuda_runtime": ("CUDA", ("transport/cuda/",)),
-    "liburing.h": ("liburing", ("engine/ssd/",)),
+    "liburing.h": ("liburing", ("transport/disk/",)),
     "hiredis/": ("hiredis", ("engine/directory/",)),
     "boost/": ("Boost", ("router/", *TESTS_AND_PERF)),
 }
