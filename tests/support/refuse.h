@@ -10,4 +10,12 @@ namespace pegaflow::testing {
 /// errno, or success without effect for 0. No value if the kernel has no such filters.
 std::optional<int> answer_mbind_with(int error);
 
+/// Rejects io_uring_setup() with EPERM, as the default profiles of container runtimes do. False if
+/// the kernel has no such filters.
+bool forbid_io_uring();
+
+/// Rejects open() and openat() with O_DIRECT (EINVAL), as a file system without it does. False if
+/// the kernel has no such filters.
+bool refuse_direct_open();
+
 }  // namespace pegaflow::testing

@@ -66,11 +66,11 @@ class Disk {
     /// No value: all bytes were transferred, and the hook returned no error. Otherwise kIo: the
     /// kernel failed or transferred fewer bytes; kOutOfCapacity: ENOSPC; kCancelled; or the hook's
     /// error. The detail names the operation, the path, the range and the kernel's error.
-    std::optional<Error> error;
+    std::optional<Error> error{};
     /// The kernel's errno (EIO, ENOSPC, ...); 0 without one, and for a short transfer.
     int error_number = 0;
     /// The numbers that the hook computed, usually the PageChecksum of each page.
-    std::vector<std::uint64_t> checksums;
+    std::vector<std::uint64_t> checksums{};
     Duration waited{};   ///< From submit() to the start of the first piece.
     Duration service{};  ///< From there to the end of the last piece, without the hook.
   };
@@ -79,8 +79,9 @@ class Disk {
   /// when none has been passed to the kernel. For hashing and comparing, so that the owner's thread
   /// does neither. May fill `checksums`. An error ends the request: a write is then not performed.
   ///
-  /// Captures plain values and touches no memory but that of its request. Does not throw, and does
-  /// not call the Disk. Does not run for requests that failed or were cancelled before.
+  /// Captures plain values and touches no memory but that of its request. Does not throw, and calls
+  /// nothing of the Disk but stats(). Does not run for requests that failed or were cancelled
+  /// before.
   using Hook = std::function<Result<void>(Completion&)>;
 
   struct Request {
@@ -90,8 +91,8 @@ class Disk {
     std::uint64_t offset = 0;  ///< The first byte in the file.
     /// The memory, in the order of the file's bytes; the sum of their sizes is the length. Only
     /// read from by writes. Addresses, sizes and offset are multiples of kAlignment.
-    std::vector<std::span<std::byte>> memory;
-    Hook hook;  ///< Optional.
+    std::vector<std::span<std::byte>> memory{};
+    Hook hook{};  ///< Optional.
   };
 
   /// Called on the disk's thread, once per request. May only pass the completion on (a Mailbox),

@@ -181,6 +181,8 @@ Result<void> DiskFile::prove_direct() {
   return {};
 }
 
+void DiskFile::unlock() noexcept { ::flock(fd(), LOCK_UN); }
+
 Result<void> DiskFile::resize(std::uint64_t size_bytes) {
   PEGA_TRY(check_size(size_bytes));
   if (size_bytes > size_bytes_) {

@@ -29,6 +29,10 @@ class DiskFile {
   /// As Disk::resize().
   Result<void> resize(std::uint64_t size_bytes);
 
+  /// Releases the lock at once, when nothing is in flight: a ring gives up its reference to the
+  /// file some time after it was closed.
+  void unlock() noexcept;
+
   /// Without O_DIRECT: keeps the pages of this file from displacing others. Called after each piece
   /// that succeeded.
   void drop_cache(Disk::Operation operation, std::uint64_t offset, std::uint64_t bytes) const;

@@ -18,6 +18,13 @@ constexpr std::size_t kOtherCommands = 1024;
 /// be idle because of a hash.
 constexpr std::uint64_t kHookedBytes = std::uint64_t{1} << 20;
 
+/// A quarter of the bytes in flight: large reads then cost few wake-ups and system calls, and the
+/// device always has a piece to work on. Writes have smaller ones, because reads wait for them.
+std::uint64_t read_piece_bytes(const Disk::Limits& limits) {
+  return std::max(std::uint64_t{1} << 20,
+                  limits.read_bytes / 4 / Disk::kAlignment * Disk::kAlignment);
+}
+
 Result<std::unique_ptr<IoEngine>> make_engine(DiskBackend backend,
                                               const IoEngine::Options& options) {
   return backend == DiskBackend::kUring ? make_uring_engine(options) : make_thread_engine(options);
@@ -31,7 +38,9 @@ FileDisk::FileDisk(DiskFile file, const DiskOptions& options, CompletionSink sin
       file_(std::move(file)),
       size_bytes_(file_.size_bytes()),
       mailbox_(options.limits.requests + kOtherCommands),
-      queue_({.limits = options.limits, .path = file_.path()}) {}
+      queue_({.limits = options.limits,
+              .read_piece_bytes = read_piece_bytes(options.limits),
+              .path = file_.path()}) {}
 
 Result<std::unique_ptr<FileDisk>> FileDisk::start(DiskFile file, const DiskOptions& options,
                                                   DiskBackend backend, std::string reason,
@@ -68,10 +77,12 @@ Result<std::unique_ptr<FileDisk>> FileDisk::start(DiskFile file, const DiskOptio
 }
 
 FileDisk::~FileDisk() {
-  if (!thread_.joinable()) return;
-  // It may not fail. The thread empties the mailbox in every case, so sending is retried.
-  while (!mailbox_.try_send(Command(Stop()))) std::this_thread::yield();
-  thread_.join();
+  if (thread_.joinable()) {
+    // It may not fail. The thread empties the mailbox in every case, so sending is retried.
+    while (!mailbox_.try_send(Command(Stop()))) std::this_thread::yield();
+    thread_.join();
+  }
+  file_.unlock();
 }
 
 // ---- callers
@@ -171,7 +182,7 @@ void FileDisk::deliver(IoEngine& engine) {
     std::optional<IoQueue::Finished> finished = queue_.take_finished();
     if (!finished) return;
     hooked += finished->hooked_bytes;
-    // Before the sink: whoever it informs may submit the next request. Pairs with resize().
+    // Before the sink: the informed owner may submit the next request. Pairs with resize().
     open_requests_.fetch_sub(1, std::memory_order_release);
     sink_(std::move(finished->completion));
   }

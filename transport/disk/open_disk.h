@@ -36,11 +36,11 @@ struct DiskOptions {
   /// How long to wait for the file's lock: a process that died may have I/O in flight, which ends
   /// within a second or so on a device that works. 0: not at all.
   Duration lock_wait = std::chrono::seconds(10);
-  Disk::Limits limits;
+  Disk::Limits limits{};
   unsigned threads = 16;  ///< For the backend `threads`; 1 to 64.
   /// Parts of the pool that lie on huge pages: registered with the kernel, which makes their I/O
   /// cheaper. Mapped until the Disk is gone. Memory that cannot be registered is used without.
-  std::vector<std::span<std::byte>> huge_memory;
+  std::vector<std::span<std::byte>> huge_memory{};
 };
 
 /// Opens or creates the file (mode 0600, O_CLOEXEC, O_DIRECT where the file system has it) and

@@ -105,7 +105,7 @@ class SimDrive::Medium {
 
   [[nodiscard]] bool chance(double probability);
   [[nodiscard]] Duration some(Duration longest);
-  void end(Flight flight, Fate fate);
+  void end(const Flight& flight, Fate fate);
   std::int64_t execute(const Flight& flight, Fate fate);
   std::int64_t read(const Flight& flight, Fate fate);
   std::int64_t write(const Flight& flight, Fate fate);
@@ -272,13 +272,14 @@ bool SimDrive::Medium::run_due() {
   bool any = false;
   while (!flights_.empty() && flights_.begin()->first.first <= clock_.now() &&
          !flights_.begin()->second.is_hung) {
-    end(std::move(flights_.extract(flights_.begin()).mapped()), Fate::kAsDrawn);
+    const auto due = flights_.extract(flights_.begin());
+    end(due.mapped(), Fate::kAsDrawn);
     any = true;
   }
   return any;
 }
 
-void SimDrive::Medium::end(Flight flight, Fate fate) {
+void SimDrive::Medium::end(const Flight& flight, Fate fate) {
   --counts_.in_flight;
   const std::int64_t result = execute(flight, fate);
   ++counts_.pieces;
@@ -290,7 +291,7 @@ void SimDrive::Medium::end_all_of_owner() {
   all.swap(flights_);
   for (auto& [key, flight] : all) {
     if (flight.has_owner) {
-      end(std::move(flight), Fate::kGood);
+      end(flight, Fate::kGood);
     } else {
       flights_.emplace(key, std::move(flight));
     }
