@@ -31,6 +31,8 @@ constexpr Subcommand kSubcommands[] = {
      run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
+    {"disk", "reads and writes of a disk, beside fio with the same file and bytes in flight",
+     run_disk},
     {"pull", "a prefix from another node: the first page at the engine, beside all of them",
      run_pull},
     {"miss", "lookups of missing keys on a node with peers, beside a node without", run_miss},
@@ -42,9 +44,8 @@ void print_help(std::ostream& out) {
   for (const Subcommand& subcommand : kSubcommands) {
     out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
   }
-  out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, replay and "
-         "gpu "
-         "some minutes.\n"
+  out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, disk, "
+         "replay and gpu some minutes.\n"
          "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object per "
          "line.\n";
 }

@@ -13,6 +13,7 @@ case $(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}") in
     *) packages_build+=(libboost-dev) ;; # not tried; without 1.81 the router is left out
 esac
 packages_test=(iproute2 procps util-linux curl)
+packages_bench=(fio) # the bound of `./dev bench disk`
 packages_bundle=(patchelf binutils)
 packages_vllm=(libnuma1 gcc binutils python3-venv)
 packages_check=(clang-format-16)

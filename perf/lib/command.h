@@ -52,6 +52,7 @@ Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
+Outcome run_disk(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
 Outcome run_miss(int argc, const char* const* argv);
 

@@ -85,7 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
     ),
     "server": ("cache", "rpc", "http", "*"),
-    "perf": ("lib", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
+    "perf": ("lib", "disk", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
 }
 
 # Modules in which no part uses one that is built upon it.
