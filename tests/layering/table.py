@@ -67,6 +67,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "demand",
         "frames",
         "pool",
+        "ssd",
         "rights",
         "*",
         "store",
@@ -84,7 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exchange",
         "*",
     ),
-    "server": ("cache", "rpc", "http", "*"),
+    "server": ("cache", "ssd", "rpc", "http", "*"),
     "perf": ("lib", "disk", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
 }
 
@@ -120,6 +121,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "xxhash.h": (
         "xxHash",
         (
+            "engine/ssd/hash.cpp",
             "engine/types/namespace_factors.cpp",
             "transport/checksum.cpp",
             "router/config/access.cpp",
