@@ -25,6 +25,8 @@ stage 'long simulation' env PEGA_SIM_STEPS="$steps" PEGA_TEST_NO_LIMIT=1 \
     ./dev test sim/block_store --seed "$seed" --counts-file "$counts"
 stage 'many schedules of faults between nodes' env PEGA_NODES_SCHEDULES=100000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes --seed "$seed" --counts-file "$counts"
+stage 'many schedules of an SSD that fails' env PEGA_SSD_SCHEDULES=1000000 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test sim/ssd --seed "$seed" --counts-file "$counts"
 stage 'planted mistakes between nodes, the rare one too' env PEGA_RARE_MISTAKES=1 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes_mistakes --seed "$seed" --counts-file "$counts"
 stage 'many outages of a network' env PEGA_TEST_HOLES=100 \

@@ -1,0 +1,346 @@
+// Blocks of SsdDisk: reads with their proofs, writes, and the tables that name them.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "engine/ssd/scan.h"
+#include "server/ssd/ssd_disk.h"
+#include "transport/checksum.h"
+
+namespace pegaflow::server {
+namespace {
+
+namespace ssd = engine::ssd;
+
+constexpr Log kLog{"ssd"};
+
+/// Writes that fail in a row before the disk is only read.
+constexpr std::size_t kMostWriteFailures = 3;
+
+/// Hashes the pages, each at the beginning of its span, on the disk's thread.
+Disk::Hook hash_pages(const SsdDisk::Block& block) {
+  std::vector<std::span<const std::byte>> pages;
+  for (std::size_t i = 0; i < block.memory.size(); ++i) {
+    pages.push_back(block.memory[i].first(block.page_bytes[i]));
+  }
+  return [pages = std::move(pages)](Disk::Completion& completion) -> Result<void> {
+    for (const std::span<const std::byte> page : pages) {
+      completion.checksums.push_back(PageChecksum::of(page));
+    }
+    return {};
+  };
+}
+
+}  // namespace
+
+/// A block that is being written.
+struct SsdDisk::Writing {
+  ssd::Origin origin;
+  BlockKey key;
+  std::uint16_t number = 0;
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> checksums;  ///< Its writer's.
+  ssd::SegmentLog::Room room;
+  OnWritten done;
+  bool is_forgotten = false;
+};
+
+SsdDisk::SsdDisk(std::unique_ptr<Disk> disk, const Options& options, const Clock& clock)
+    : options_(options), clock_(clock), tables_at_(clock.now()), disk_(std::move(disk)) {}
+
+SsdDisk::~SsdDisk() {
+  state_ = State::kLeft;
+  disk_.reset();
+  // The owner of the Disk may have passed no completion since; what is left has ended.
+  std::unordered_map<std::uint64_t, Handler> rest;
+  std::swap(rest, pending_);
+  for (auto& [ticket, handler] : rest) {
+    Disk::Completion completion;
+    completion.ticket = ticket;
+    completion.error = Error{.code = Errc::kCancelled, .detail = "the disk was closed"};
+    handler(completion);
+  }
+}
+
+std::uint64_t SsdDisk::Block::bytes() const {
+  std::uint64_t sum = 0;
+  for (const std::span<std::byte> each : memory) sum += each.size();
+  return sum;
+}
+
+// ---- reading
+
+bool SsdDisk::may_read() const {
+  return (state_ == State::kScanning || state_ == State::kReady || state_ == State::kReadOnly) &&
+         breaker_.is_closed(clock_.now());
+}
+
+bool SsdDisk::has(const ssd::SpaceName& name, const ssd::Epoch& epoch, const BlockKey& key) const {
+  if (!may_read()) return false;
+  const auto number = names_.find(name, epoch);
+  if (!number) return false;
+  const auto found = index_->find(*number, key);
+  return found && (serves_recovered_ || found->life >= first_own_life_);
+}
+
+bool SsdDisk::read(Block block, OnLoaded done) {
+  if (!has(block.origin.name, block.origin.epoch, block.key)) return false;
+  const auto found = index_->find(*names_.find(block.origin.name, block.origin.epoch), block.key);
+  const TimePoint began = clock_.now();
+  Disk::Request request{.offset = std::uint64_t{found->row.place} * ssd::kSector,
+                        .memory = block.memory,
+                        .hook = hash_pages(block)};
+  const std::uint64_t bytes = block.bytes();
+  // The block may be longer than this row's: of another key with an equal fingerprint.
+  if (request.offset + bytes > superblock_.end()) return false;
+  const ssd::Index::Place at = found->at;
+  auto ended = [this, at, began, bytes, life = found->life, row = found->row,
+                block = std::move(block), done = std::move(done)](Disk::Completion& completion) {
+    log_->end_read(at.segment);
+    counted_.read_seconds += std::chrono::duration<double>(clock_.now() - began).count();
+    const bool is_current = index_->row(at) != nullptr && index_->row(at)->proof == row.proof;
+    Loaded loaded;
+    if (completion.error) {
+      if (completion.error->code != Errc::kCancelled) {
+        ++counted_.read_errors;
+        breaker_.failed(clock_.now());
+        if (is_current) index_->remove(at);
+        kLog.warn("a block could not be read path={} error=\"{}\"", disk_ ? attributes().path : "",
+                  to_string(*completion.error));
+      }
+      done(std::move(loaded));
+      return;
+    }
+    breaker_.succeeded();
+    const std::uint64_t proof =
+        options_.mistakes.skips_proof
+            ? ssd::proof_of(block.origin, block.key, life, completion.checksums)
+            : row.proof;
+    loaded.proven = ssd::Proven::prove(block.origin, block.key, life, completion.checksums, proof);
+    if (!loaded.proven) {
+      ++counted_.proof_failures;
+      if (is_current) index_->remove(at);
+    } else {
+      ++counted_.read_blocks;
+      counted_.read_bytes += bytes;
+      if (is_current) index_->note_hit(at);
+      if ((row.flags & ssd::Entry::kHasChecksums) != 0) {
+        loaded.checksums = std::move(completion.checksums);
+      }
+    }
+    done(std::move(loaded));
+  };
+  if (!submit(std::move(request), std::move(ended))) return false;
+  log_->begin_read(at.segment);
+  breaker_.began(began);
+  return true;
+}
+
+// ---- writing
+
+bool SsdDisk::takes_blocks() const { return state_ == State::kReady && syncing_.empty(); }
+
+/// Closes the open segment and opens the next one.
+bool SsdDisk::open_segment() {
+  log_->close();
+  write_tables(false);
+  const auto next = log_->next();
+  if (!next) return false;
+  for (std::uint32_t i = 0; i < index_->rows_of(*next); ++i) {
+    if (index_->row({*next, i}) != nullptr) ++counted_.reclaimed_blocks;
+  }
+  const std::uint64_t life = next_life_++;
+  log_->open(*next, life);
+  index_->begin(*next, life);
+  auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
+  ssd::encode(ssd::SegmentHeader{.segment = *next, .life = life}, superblock_.disk,
+              page->bytes().first<ssd::kSector>());
+  // Without its header the segment is free after a restart.
+  (void)submit({.operation = Disk::Operation::kWrite,
+                .offset = superblock_.segment_offset(*next),
+                .memory = {page->bytes()},
+                .hook = {}},
+               [this, page](Disk::Completion& completion) {
+                 if (completion.error) ++counted_.write_errors;
+               });
+  return true;
+}
+
+std::optional<SsdDisk::WriteId> SsdDisk::write(const Block& block,
+                                               std::vector<std::uint64_t> checksums,
+                                               OnWritten done) {
+  const std::uint64_t bytes = block.bytes();
+  if (!takes_blocks() || bytes == 0 || bytes > log_->most_bytes()) return std::nullopt;
+  const auto number = names_.number(block.origin, seconds());
+  write_names();
+  if (!number) {
+    if (names_.is_exhausted()) {
+      drop_all([](bool) {});
+      names_.restart();
+    }
+    return std::nullopt;
+  }
+  auto room = log_->take(bytes);
+  if (!room && open_segment()) room = log_->take(bytes);
+  if (!room) return std::nullopt;
+  auto writing = std::make_unique<Writing>(Writing{.origin = block.origin,
+                                                   .key = block.key,
+                                                   .number = *number,
+                                                   .bytes = bytes,
+                                                   .checksums = std::move(checksums),
+                                                   .room = *room,
+                                                   .done = std::move(done)});
+  const WriteId id = next_ticket_;
+  const bool is_accepted =
+      submit({.operation = Disk::Operation::kWrite,
+              .offset = room->offset,
+              .memory = block.memory,
+              .hook = hash_pages(block)},
+             [this, id](Disk::Completion& completion) { end_write(id, completion); });
+  if (!is_accepted) {
+    log_->lost(*room);
+    return std::nullopt;
+  }
+  writing_.emplace(id, std::move(writing));
+  return id;
+}
+
+void SsdDisk::forget(WriteId write) {
+  const auto found = writing_.find(write);
+  if (found != writing_.end()) found->second->is_forgotten = true;
+}
+
+void SsdDisk::end_write(std::uint64_t ticket, Disk::Completion& completion) {
+  const auto found = writing_.find(ticket);
+  const std::unique_ptr<Writing> writing = std::move(found->second);
+  writing_.erase(found);
+  if (completion.error) {
+    log_->lost(writing->room);
+    if (completion.error->code != Errc::kCancelled) {
+      ++counted_.write_errors;
+      kLog.warn("a block could not be written error=\"{}\"", to_string(*completion.error));
+      write_failed();
+    }
+    writing->done(Written::kFailed);
+    return;
+  }
+  write_failures_ = 0;
+  counted_.written_bytes += writing->bytes;
+  // A reset since the write began gave the namespace another number.
+  const bool is_kept = (!writing->is_forgotten || options_.mistakes.keeps_forgotten) &&
+                       names_.origin(writing->number) != nullptr &&
+                       index_->life(writing->room.segment) == writing->room.life;
+  if (!is_kept) {
+    log_->lost(writing->room);
+    ++counted_.forgotten_writes;
+    writing->done(Written::kForgotten);
+    write_tables(false);
+    return;
+  }
+  ++counted_.written_blocks;
+  ssd::Entry entry{.key = writing->key,
+                   .proof = ssd::proof_of(writing->origin, writing->key, writing->room.life,
+                                          completion.checksums),
+                   .place = static_cast<std::uint32_t>(writing->room.offset / ssd::kSector),
+                   .units = static_cast<std::uint32_t>(writing->bytes / ssd::kSector),
+                   .number = writing->number,
+                   .kind = writing->origin.kind,
+                   .depth = ssd::Entry::kUnknownDepth,
+                   .flags = 0,
+                   .saved_at = seconds()};
+  if (writing->checksums == completion.checksums) entry.flags |= ssd::Entry::kHasChecksums;
+  index_->add(writing->room.segment, {.fingerprint = ssd::fingerprint_of(entry.number, entry.key),
+                                      .proof = entry.proof,
+                                      .place = entry.place,
+                                      .number = entry.number,
+                                      .flags = entry.flags});
+  log_->wrote(writing->room, entry);
+  writing->done(Written::kKept);
+  write_tables(false);
+}
+
+void SsdDisk::write_failed() {
+  log_->close();
+  write_tables(false);
+  if (++write_failures_ < kMostWriteFailures || state_ != State::kReady) return;
+  state_ = State::kReadOnly;
+  kLog.error(
+      "a disk of the cache takes no more writes, its blocks are still read path={} failures={}",
+      disk_ ? attributes().path : "", write_failures_);
+}
+
+// ---- tables
+
+void SsdDisk::poll() {
+  if (state_ == State::kReady || state_ == State::kReadOnly) {
+    const TimePoint now = clock_.now();
+    const bool is_due = now - tables_at_ >= options_.table_delay;
+    if (is_due) tables_at_ = now;
+    write_tables(is_due);
+  }
+  write_names();
+}
+
+void SsdDisk::write_tables(bool all) {
+  if (state_ == State::kLeft) return;
+  while (const auto table = log_->next_table(all)) {
+    auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
+    ssd::encode(table->page, superblock_.disk, page->bytes().first<ssd::kSector>());
+    const bool is_accepted =
+        submit({.operation = Disk::Operation::kWrite,
+                .offset = table->offset,
+                .memory = {page->bytes()},
+                .hook = {}},
+               [this, page, segment = table->segment](Disk::Completion& completion) {
+                 if (completion.error) ++counted_.write_errors;
+                 counted_.table_bytes += ssd::kSector;
+                 const bool is_complete = log_->table_written(segment);
+                 if (is_complete) {
+                   index_->close(segment);
+                   // No job waits for it: it bounds what a power cut loses.
+                   (void)submit({.operation = Disk::Operation::kFlush, .memory = {}, .hook = {}},
+                                [](Disk::Completion&) {});
+                 }
+                 write_tables(!syncing_.empty());
+               });
+    if (!is_accepted) {
+      (void)log_->table_written(table->segment);
+      return;
+    }
+  }
+}
+
+// ---- stopping
+
+void SsdDisk::sync(std::function<void()> done) {
+  syncing_.push_back(std::move(done));
+  if (log_) {
+    log_->close();
+    write_tables(true);
+  }
+  write_names();
+  finish_sync();
+}
+
+/// Flushes once every block and table is written.
+void SsdDisk::finish_sync() {
+  if (is_flushing_ ||
+      (log_ && state_ != State::kLeft && (log_->in_flight() != 0 || log_->unsaved() != 0))) {
+    return;
+  }
+  is_flushing_ = true;
+  const auto end = [this] {
+    is_flushing_ = false;
+    std::vector<std::function<void()>> done;
+    std::swap(done, syncing_);
+    for (const auto& each : done) each();
+  };
+  if (!submit({.operation = Disk::Operation::kFlush, .memory = {}, .hook = {}},
+              [end](Disk::Completion&) { end(); })) {
+    end();
+  }
+}
+
+}  // namespace pegaflow::server
