@@ -13,6 +13,7 @@ import pytest
 
 from pegaflow.cli.finding import ADVICE
 from pegaflow.cli.server_view import check_instances
+from pegaflow.engine import loaded_weights
 from pegaflow.vllm import build, weights
 from pegaflow.weights import digests, hub
 from pegaflow.weights.digests import DigestCache
@@ -36,9 +37,9 @@ def engine(monkeypatch) -> SimpleNamespace:
     started = SimpleNamespace(ns=sys.maxsize, digests_before_ns=None)
 
     def of(parallel: Any) -> Any:
-        return weights._EngineCore("core", started.ns, started.digests_before_ns)
+        return loaded_weights.EngineCore("core", started.ns, started.digests_before_ns)
 
-    monkeypatch.setattr(weights._EngineCore, "of", of)
+    monkeypatch.setattr(loaded_weights.EngineCore, "of", of)
     return started
 
 
@@ -244,7 +245,7 @@ def test_a_file_that_is_replaced_while_it_is_identified_has_no_id(tmp_path, engi
         model(tmp_path, b"others!")
         return result
 
-    monkeypatch.setattr(weights, "identify", replace)
+    monkeypatch.setattr(loaded_weights, "identify", replace)
     assert weights_id(made).startswith("private:")
 
 
@@ -333,7 +334,7 @@ def background() -> threading.Thread | None:
 def test_weights_that_take_long_are_hashed_in_the_background_for_the_next_start(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(weights, "AT_START_BYTES", 3)
+    monkeypatch.setattr(loaded_weights, "AT_START_BYTES", 3)
     made = config(model(tmp_path))
     with caplog.at_level(logging.INFO, "vllm.pegaflow"):
         first = weights_id(made)
@@ -348,7 +349,7 @@ def test_weights_that_take_long_are_hashed_in_the_background_for_the_next_start(
 
 
 def test_only_one_rank_hashes_and_logs_it(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(weights, "AT_START_BYTES", 3)
+    monkeypatch.setattr(loaded_weights, "AT_START_BYTES", 3)
     with caplog.at_level(logging.INFO, "vllm.pegaflow"):
         other = weights_id(config(model(tmp_path), rank=1, world_size=2))
     assert other == "private:engine:core"
@@ -358,7 +359,7 @@ def test_only_one_rank_hashes_and_logs_it(tmp_path, monkeypatch, caplog):
 
 def test_ranks_agree_although_a_digest_appears_between_them(tmp_path, monkeypatch, engine):
     """The first rank did not have the digest, so the second must not use it either."""
-    monkeypatch.setattr(weights, "AT_START_BYTES", 3)
+    monkeypatch.setattr(loaded_weights, "AT_START_BYTES", 3)
     engine.digests_before_ns = time.time_ns()
     made = model(tmp_path)
     first = weights_id(config(made, rank=1, world_size=2))
@@ -372,9 +373,9 @@ def test_ranks_agree_although_a_digest_appears_between_them(tmp_path, monkeypatc
 
 def test_the_engine_core_is_named_by_its_process(monkeypatch):
     monkeypatch.undo()
-    alone = weights._EngineCore.of(SimpleNamespace(world_size=1))
-    several = weights._EngineCore.of(SimpleNamespace(world_size=2))
-    assert alone.name == weights._EngineCore.of(SimpleNamespace(world_size=1)).name
+    alone = loaded_weights.EngineCore.of(SimpleNamespace(world_size=1))
+    several = loaded_weights.EngineCore.of(SimpleNamespace(world_size=2))
+    assert alone.name == loaded_weights.EngineCore.of(SimpleNamespace(world_size=1)).name
     assert alone.name != several.name, "the ranks of an engine are named by their parent"
     assert alone.digests_before_ns is None
     assert several.digests_before_ns == several.started_ns <= alone.started_ns < time.time_ns()
