@@ -126,3 +126,19 @@ need_vllm() {
             "fixed, run ./dev again"
     need_venv
 }
+
+# want_sglang: SGLang's cache classes in build/sglang, after need_vllm. Without them the tests of
+# SGLang are skipped, and say so.
+want_sglang() {
+    tools/sglang/install.sh .venv build/sglang ||
+        say "setup: SGLang could not be installed into build/sglang, which needs access to pypi.org;" \
+            "its tests are skipped"
+}
+
+# need_sglang: the same for commands that do nothing without it.
+need_sglang() {
+    need_vllm
+    tools/sglang/install.sh .venv build/sglang ||
+        die "SGLang could not be installed into build/sglang, which needs access to pypi.org; when" \
+            "that is fixed, run ./dev again"
+}

@@ -166,7 +166,7 @@ LINES_WARNED = 700
 PYTHON_WITHOUT: dict[str, tuple[str, ...]] = {
     f"pyclient/pegaflow/{name}/": ("vllm", "sglang", "torch", "pegaflow.vllm", "pegaflow.connector")
     for name in ("api", "engine", "weights")
-}
+} | {"pyclient/pegaflow/sglang/": ("vllm", "pegaflow.vllm", "pegaflow.connector")}
 MOST_FILES = 25  # Sources and headers directly in one folder.
 MOST_DEPTH = 9  # Includes of ours in one chain.
 

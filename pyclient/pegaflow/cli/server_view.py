@@ -38,6 +38,7 @@ _FACTOR_FIX = {
     "tp": "give both the same --tensor-parallel-size",
     "pp": "give both the same --pipeline-parallel-size",
     "dcp": "give both the same --decode-context-parallel-size",
+    "options": "give both the same options of SGLang",
     "pcp": "give both the same --prefill-context-parallel-size",
 }
 
@@ -284,17 +285,42 @@ _DECLINE_FIX = {
 }
 
 
+#: The same for SGLang, where the fix is another one.
+_DECLINE_FIX_SGLANG = {
+    "configuration": "correct that option in --hicache-storage-backend-extra-config, in "
+    "linker_extra_config or in the environment; docs/sglang.md lists all options",
+    "engine": '"What is served" in docs/sglang.md lists the supported settings',
+    "model": '"What is served" in docs/sglang.md lists the supported pools; run this model without '
+    "PegaFlow, or with pegaflow.untested",
+}
+
+
+def programs(instances: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The number of instances by engine and version, as "vllm 0.33.0" or "sglang 0.5.23"."""
+    found: dict[str, int] = {}
+    for instance in instances:
+        build = instance.get("build", "")
+        for row in instance.get("not_served", ()):
+            build = build or row.get("build", "")
+        if name := build.rpartition(", ")[2]:
+            found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items()))
+
+
 def check_declined(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Engines that are configured to use the cache and do not, one line per side."""
     for engine in instances:
         for row in engine.get("not_served", ()):
+            fixes = _DECLINE_FIX
+            if ", sglang " in row["build"]:
+                fixes = _DECLINE_FIX | _DECLINE_FIX_SGLANG
             side = row["side"] + (f" of rank {row['rank']}" if "rank" in row else "")
             yield Finding(
                 "instance",
                 PROBLEM,
                 f"{engine['instance']} is configured to use the cache and runs without it "
                 f"({side}, {row['build']}): {row['detail']}",
-                _DECLINE_FIX.get(row["reason"], "the engine's log has the whole reason"),
+                fixes.get(row["reason"], "the engine's log has the whole reason"),
             )
 
 

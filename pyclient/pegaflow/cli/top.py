@@ -59,9 +59,9 @@ def run(options: argparse.Namespace) -> int:
     in_place = sys.stdout.isatty() and not options.json and not options.once
     server = server_view.ServerHttp(options.http_addr)
     try:
-        samples = _read(server)
+        samples, programs = _read(server), _programs(server)
         with _screen(sys.stdout) if in_place else contextlib.nullcontext():
-            _loop(server, samples, options, in_place)
+            _loop(server, View(samples, programs=programs), options, in_place)
     except server_view.Unreachable as error:
         print(
             f"pegaflow top: {error}\n"
@@ -80,18 +80,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _loop(
     server: server_view.ServerHttp,
-    samples: server_view.Samples,
+    view: View,
     options: argparse.Namespace,
     in_place: bool,
 ) -> None:
-    view, read_at, problem = View(samples), time.monotonic(), ""
+    read_at, problem = time.monotonic(), ""
     while True:
         _show(view, options, in_place, problem)
         if options.once or _wait(options.interval, in_place):
             return
         try:
             samples, now = _read(server), time.monotonic()
-            view = View(samples, view.samples, now - read_at)
+            view = View(samples, view.samples, now - read_at, _programs(server))
             read_at, problem = now, ""
         except server_view.Unreachable as error:
             problem = str(error)  # it may be restarting: the last view stays, with a note
@@ -116,6 +116,15 @@ def _read(server: server_view.ServerHttp) -> server_view.Samples:
     return samples
 
 
+def _programs(server: server_view.ServerHttp) -> dict[str, int]:
+    """The instances by engine and version; empty if the server does not list them."""
+    try:
+        status, shown = server.get_json("/instances")
+    except server_view.Unreachable:
+        return {}  # /metrics was there: the view has all but this
+    return server_view.programs(shown.get("instances", ())) if status == 200 else {}
+
+
 class View:
     """The contents of a view: numbers from one reading, and rates since the one before it."""
 
@@ -124,8 +133,10 @@ class View:
         samples: server_view.Samples,
         before: server_view.Samples | None = None,
         seconds: float = 0.0,
+        programs: dict[str, int] | None = None,
     ) -> None:
         self.samples = samples
+        self.programs = programs or {}
         restarted = before is not None and any(
             samples.get(name) < before.get(name)
             for name in ("pegaflow_cache_lookups_total", "pegaflow_connections_accepted_total")
@@ -261,6 +272,7 @@ class View:
             "clients": {
                 "connections": self._get("connections"),
                 "instances": self._get("instances"),
+                "programs": self.programs,
                 "instances_waiting": self._get("instances_waiting"),
                 "claims": self._get("claims"),
                 "pins": self._get("pins"),
@@ -312,6 +324,10 @@ class View:
             f"{who['connections']:.0f} connections, {who['claims']:.0f} claims, "
             f"{who['pins']:.0f} pins, oldest {_time(who['oldest_pin_seconds'])}",
         ]
+        if who["programs"]:
+            lines.append(
+                "           " + ", ".join(f"{n} of {name}" for name, n in who["programs"].items())
+            )
         if waiting:
             which = ", ".join(f"{key} {n:.0f}" for key, n in now["quarantine"].items() if n)
             lines.append(f"quarantine {waiting:.0f} slots: {which}")

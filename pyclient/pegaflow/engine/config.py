@@ -13,7 +13,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 PREFIX = "pegaflow."
@@ -492,10 +492,10 @@ def _can_bind(family: int, address: tuple) -> bool:
     return True
 
 
-def options_markdown() -> str:
-    """The table of docs/connector.md."""
+def options_markdown(options: Sequence[Option] = OPTIONS) -> str:
+    """The table of docs/connector.md, or of the options of another engine."""
     lines = ["| option | default | takes | meaning |", "|---|---|---|---|"]
-    for option in OPTIONS:
+    for option in options:
         if option.default in ("", ()) or isinstance(option.default, bool):
             default = "" if option.default == () else str(option.default).lower()
             default = default or "empty"
