@@ -43,6 +43,8 @@ stage 'many requests with several kinds of blocks' env PEGA_KINDS_REQUESTS=300 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/connector_kinds --seed "$seed" --counts-file "$counts"
 stage 'accepted drafts of 500 prompts, reloaded and shifted' env PEGA_EAGLE_PROMPTS=500 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/connector_eagle_vllm --seed "$seed" --counts-file "$counts"
+stage 'random steps of SGLang engines with the linker' env PEGA_SGLANG_SEQUENCES=5000 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test python/sglang_linker --seed "$seed" --counts-file "$counts"
 stage 'long fuzzing' ./dev test fuzz --seed "$seed" --fuzz-seconds $((minutes * 60)) \
     --counts-file "$counts"
 
