@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tools.engine_api import __main__ as command
-from tools.engine_api import checks, source
+from tools.engine_api import checks, sglang, source
 from tools.engine_api.connector import PACKAGE, Connector
 
 DECISIONS = source.document("vllm")
@@ -74,6 +74,68 @@ def test_the_connector_fits_each_recorded_release(version):
 def test_decisions_agree_with_the_recorded_releases():
     stale = checks.stale_decisions(RECORDED, DECISIONS)
     assert not stale, "\n" + "\n".join(stale)
+
+
+SGLANG = source.document("sglang")
+
+
+@pytest.mark.parametrize("version", source.snapshots("sglang"))
+def test_the_classes_for_sglang_fit_each_recorded_release(version):
+    found = sglang.problems(version, source.load("sglang", version), SGLANG)
+    assert not found, "\n" + "\n".join(found)
+
+
+#: A line of a snapshot, its replacement ("" removes it), and words of the report.
+SGLANG_CHANGES = {
+    "a hook's parameter is renamed": (
+        "UnifiedCacheLinker.lookup",
+        "abstract method (self, request: str, transfers: list[PoolTransfer]) -> list[int]",
+        ["linker.py: PegaLinker.lookup", "request of SGLang's"],
+    ),
+    "a hook gets a parameter": (
+        "HiCacheStorage.batch_get_v1",
+        "method (self, keys: List[str], host_indices: torch.Tensor, rank: int, extra_info=None)",
+        ["hicache.py: PegaHiCache.batch_get_v1", "does not accept SGLang's"],
+    ),
+    "an abstract hook is added": (
+        "UnifiedCacheLinker.pin",
+        "abstract method (self, rid: str)",
+        ["PegaLinker lacks pin, abstract in UnifiedCacheLinker"],
+    ),
+    "a hook is added": (
+        "HiCacheStorage.batch_get_v3",
+        "method (self)",
+        ["unknown hook batch_get_v3 of HiCacheStorage"],
+    ),
+    "an inherited hook is removed": ("HiCacheStorage.get_stats", "", ["has no get_stats"]),
+    "a field is removed": (
+        "HiCacheStorageConfig.tp_rank",
+        "",
+        ["has no HiCacheStorageConfig.tp_rank"],
+    ),
+    "a method that is wrapped is removed": (
+        "SchedulerWeightUpdaterManager.update_weights_from_disk",
+        "",
+        ["has no SchedulerWeightUpdaterManager.update_weights_from_disk"],
+    ),
+    "a base class is removed": ("UnifiedCacheLinker", "", ["has no UnifiedCacheLinker, the base"]),
+}
+
+
+@pytest.mark.parametrize("name", SGLANG_CHANGES)
+def test_a_change_of_sglang_is_reported(name):
+    line, to, words = SGLANG_CHANGES[name]
+    version = source.snapshots("sglang")[-1]
+    found = dict(source.load("sglang", version))
+    if to:
+        found[line] = to
+    else:
+        del found[line]
+
+    report = command.compare("sglang", version, found)
+
+    for each in words:
+        assert each in report
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -8,8 +8,8 @@ installed or unpacked package, a source tree, a wheel, or a source archive. Vers
 from PyPI with pip, which may take minutes; nothing is installed or imported. A clone does not name
 its version: state it with --version.
 
-diff prints the changes since the newest recorded release and, for vLLM, what does not fit the
-connector; it exits with 1 if there is anything. record writes the snapshot in
+diff prints the changes since the newest recorded release and what does not fit PegaFlow's classes
+for it; it exits with 1 if there is anything. record writes the snapshot in
 tests/python/engine_api/ that tests/python/test_engine_api.py compares.
 """
 
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.engine_api import checks, source
+from tools.engine_api import checks, sglang, source
 from tools.engine_api.connector import Connector
 
 ENGINES = ("vllm", "sglang")
@@ -87,7 +87,7 @@ def diff(release: str, stated: str, against: str | None) -> int:
 
 
 def compare(engine: str, version: str, found: source.Interface, against: str | None = None) -> str:
-    """The changes since a recorded release, and for vLLM the connector's problems, as text."""
+    """The changes since a recorded release, and the problems of PegaFlow's classes, as text."""
     against = against or source.snapshots(engine)[-1]
     old, new, complaints = source.load(engine, against), found, []
     if engine == "vllm":
@@ -95,6 +95,8 @@ def compare(engine: str, version: str, found: source.Interface, against: str | N
         connector = Connector(decisions)
         old, new = (checks.relevant(each, connector, decisions) for each in (old, new))
         complaints = checks.problems(version, found, connector, decisions)
+    else:
+        complaints = sglang.problems(version, found, source.document(engine))
     changes = checks.difference(f"{engine} {against}", old, f"{engine} {version}", new)
     return "\n".join(filter(None, [changes, *complaints]))
 
