@@ -33,12 +33,14 @@ from demo.claims.rank_page import damage_rank
 from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
+from demo.claims.sglang import run_sglang
 from demo.client import RequestFailed
 from demo.kinds_stage import KindsStage
 from demo.nodes_stage import NAMES, NodesStage
 from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
+from demo.sglang_stage import SglangStage
 from demo.stage import Late, Stage
 from demo.subjects import DRAFTS, MODELS
 from tests.support.network import Network, NoNetwork
@@ -52,7 +54,7 @@ EXIT_STATUS = """exit status:
   1  a claim did not hold; its differences, the servers' counters and their logs are shown
   2  the demo could not start, or an option is wrong"""
 
-AnyStage = Stage | PdStage | NodesStage | KindsStage
+AnyStage = Stage | PdStage | NodesStage | KindsStage | SglangStage
 
 
 def main(argv: list[str]) -> int:
@@ -81,6 +83,8 @@ def main(argv: list[str]) -> int:
                 claims = _run_one_by_one(stage, run_split(stage))
             elif isinstance(stage, KindsStage):
                 claims = _run_one_by_one(stage, run_kinds(stage))
+            elif isinstance(stage, SglangStage):
+                claims = _run_one_by_one(stage, run_sglang(stage))
             else:
                 claims = _run_one_by_one(stage, run_nodes(stage))
         except (KeyboardInterrupt, SystemExit):
@@ -180,6 +184,13 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         help="run a small model with speculative decoding: the same, and after a load as\n"
         "many drafts are accepted as before",
     )
+    parser.add_argument(
+        "--sglang",
+        action="store_true",
+        help="run SGLang's cache classes without a model, in two processes, with HiCache and\n"
+        "with the linker: pages are counted and their bytes compared, also after an\n"
+        "engine, and the server, were killed",
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -198,6 +209,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     ):
         name = "--model" if options.model else "--draft"
         parser.error(f"{name} cannot be combined with --pd, --nodes, --prove or --tp")
+    if options.sglang and (
+        options.pd or options.nodes or options.prove or options.model or options.draft
+    ):
+        parser.error("--sglang cannot be combined with another setup")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -220,7 +235,9 @@ def _set_up(
     seed, tp = options.seed, options.tp
     stage: AnyStage
     try:
-        if options.pd:
+        if options.sglang:
+            stage = SglangStage(build, logs, sockets, seed)
+        elif options.pd:
             stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
         elif options.model or options.draft:
             subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
@@ -240,12 +257,12 @@ def _set_up(
         "seed": seed,
         "versions": {
             "pegaflow-server": version,
-            "vllm": importlib.metadata.version("vllm"),
+            **_engine_version(stage),
             "python": platform.python_version(),
         },
         "machine": {"cpus": os.cpu_count(), "load_average": os.getloadavg()},
     }
-    if isinstance(stage, KindsStage):
+    if isinstance(stage, KindsStage | SglangStage):
         model = stage.describe()
     else:
         stage.figures |= {
@@ -258,8 +275,15 @@ def _set_up(
             f"model {stage.shape.directory().name}, tensor parallel {tp}, blocks of "
             f"{BLOCK_TOKENS} tokens ({stage.page_bytes / (1 << 20):.1f} MiB)"
         )
-    stage.progress.say(f"vLLM {stage.figures['versions']['vllm']}, {version}; {model}")
+    engine = ", ".join(f"{name} {number}" for name, number in _engine_version(stage).items())
+    stage.progress.say(f"{engine}, {version}; {model}")
     return stage
+
+
+def _engine_version(stage: AnyStage) -> dict[str, str]:
+    if isinstance(stage, SglangStage):
+        return stage.versions
+    return {"vllm": importlib.metadata.version("vllm")}
 
 
 def _run(stage: Stage, prove: bool) -> list[Claim]:
@@ -303,9 +327,9 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
 
 
 def _run_one_by_one(
-    stage: PdStage | NodesStage | KindsStage, parts: Iterator[Claim]
+    stage: PdStage | NodesStage | KindsStage | SglangStage, parts: Iterator[Claim]
 ) -> list[Claim]:
-    """The claims of --pd, --nodes, --model or --draft, in order."""
+    """The claims of --pd, --nodes, --model, --draft or --sglang, in order."""
     claims: list[Claim] = []
     try:
         for claim in parts:
