@@ -106,7 +106,7 @@ class Pages:
         return answer[0] if answer else 0
 
     def present(self, hashes: Sequence[str]) -> list[bool]:
-        """Which pages the cache has; only of a pool that is no run."""
+        """Which pages the cache has; only for a pool whose pages are found one by one."""
         found = [False] * len(hashes)
         for begin in range(0, len(hashes), _native.MAX_KEYS):
             part = hashes[begin : begin + _native.MAX_KEYS]
