@@ -31,6 +31,7 @@ class Pin:
     last_key: str
     keys: int
     units: int = 0
+    end_key: str = ""  #: Of the last promised page; keys are chained, so it names all of them.
     token: bytes = b""
     ranges: tuple[tuple[int, int, int], ...] = ()
     lengths: list[int] = dataclasses.field(default_factory=list)
@@ -98,7 +99,7 @@ class Pins:
     def take(self, rid: str, keys: Sequence[str]) -> Pin | None:
         """The pin for exactly these keys, whose claim the caller ends; None without one."""
         pin = self._pins.pop(rid, None)
-        if pin is not None and pin.units == len(keys) and pin.token:
+        if pin is not None and pin.token and (pin.units, pin.end_key) == (len(keys), keys[-1]):
             return pin
         if pin is not None and pin.token:
             self._session.unclaim(pin.token)
@@ -164,6 +165,7 @@ class Pins:
                 session.forget(lengths_ticket)
             return None
         self._fill(pin, answer)
+        pin.end_key = keys[pin.units - 1] if pin.units else ""
         if lengths_ticket is not None and pin.units:
             other = session.take_boundaries(lengths_ticket, max(0.0, end - self._clock()))
             if other is None:
