@@ -271,13 +271,11 @@ def test_the_server_names_the_kinds(pega, pair, shape):
     assert expected is None or expected in rules
 
 
-def test_hicache_and_the_linker_do_not_share(pega, pair, prompt, shape):
-    if shape != "full":
-        pytest.skip("one shape suffices")
+def test_hicache_and_the_linker_do_not_share(pega, prompt):
     tokens = prompt(4 * PAGE)
-    pair[0].do("put", tokens)
-    pair[0].do("drain")
     extra = {"pegaflow.host": pega.address} | PATIENT
-    with EngineProcess("HiCacheEngine", extra=extra) as other:
-        assert other.do("ready")
+    with engine(pega) as one, EngineProcess("HiCacheEngine", extra=extra) as other:
+        assert one.do("ready") and other.do("ready")
+        one.do("put", tokens)
+        one.do("drain")
         assert good(other.do("get", tokens), 0)
