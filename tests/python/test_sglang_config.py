@@ -1,10 +1,15 @@
 """The options of PegaFlow inside SGLang: values, texts, and the table of docs/sglang.md."""
 
+import json
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from pegaflow.cli import server_view
+from pegaflow.engine import loaded_weights
 from pegaflow.engine.config import ConfigError, options_markdown
-from pegaflow.sglang import settings
+from pegaflow.sglang import identity, settings
 from tests.support.vllm_server import REPOSITORY
 
 BEGIN, END = "<!-- options: made from sglang/settings.py -->", "<!-- end of options -->"
@@ -70,3 +75,72 @@ def test_engines_are_counted_by_their_program_and_named_in_the_fix():
     assert server_view.programs(instances) == {"sglang 0.5.23": 2, "vllm 0.33.0": 1}
     (finding,) = server_view.check_declined(instances)
     assert "docs/sglang.md" in finding.fix
+
+
+@pytest.fixture
+def factors(tmp_path, monkeypatch):
+    """The factors of an engine whose model has these weights, with options of SGLang's."""
+    monkeypatch.setenv("PEGAFLOW_CACHE_DIR", str(tmp_path / "cache"))
+    # The files are younger than this process, which an engine would have to notice.
+    core = loaded_weights.EngineCore("core", time.time_ns() + 10**12, None)
+    monkeypatch.setattr(loaded_weights.EngineCore, "of", lambda parallel: core)
+
+    def made(name: str, weights: bytes, **options: object) -> dict[str, str]:
+        place = tmp_path / name
+        place.mkdir()
+        config = {"architectures": ["A"], "_name_or_path": name}
+        (place / "config.json").write_text(json.dumps(config))
+        (place / "model.safetensors").write_bytes(weights)
+        args = SimpleNamespace(model_path=str(place), load_format="auto", **options)
+        return dict(identity.of_engine(args, "", f"instance {name}", identity.Ranks()))
+
+    return made
+
+
+def test_equal_files_and_options_are_one_namespace(factors):
+    first = factors("first", b"weights", dtype="bfloat16")
+    assert first == factors("copy", b"weights", dtype="bfloat16")
+    assert first["weights"].startswith("sha256:")
+    other = factors("other", b"trained again", dtype="bfloat16")
+    assert {name for name in first if first[name] != other[name]} == {"weights"}
+    half = factors("half", b"weights", dtype="float16")
+    assert {name for name in first if first[name] != half[name]} == {"options"}
+
+
+def test_engines_with_adapters_share_nothing(factors):
+    assert factors("lora", b"weights", enable_lora=True)["weights"].startswith("private:")
+
+
+def test_a_draft_model_is_named_too(factors, tmp_path):
+    draft = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": str(tmp_path / "d")}
+    factors("d", b"draft")
+    made = factors("target", b"weights", **draft)
+    assert made["draft_weights"].startswith("sha256:")
+    assert made["draft_weights"] != made["weights"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"load_format": "dummy"}, "with load format dummy"),
+        ({"load_format": "remote"}, "does not read files that can be identified"),
+        ({"model_path": "s3://bucket/model"}, "is not read from files of this machine"),
+        ({"model_path": "/not/there"}, "is neither a path nor a repository"),
+    ],
+    ids=["dummy", "format", "store", "missing"],
+)
+def test_weights_that_cannot_be_identified_are_refused_with_the_fix(options, text):
+    args = SimpleNamespace(**{"model_path": "org/model", "load_format": "auto"} | options)
+    with pytest.raises(identity.Refused) as error:
+        identity.of_engine(args, "", "instance", identity.Ranks())
+    assert text in str(error.value) and "pegaflow.weights_id" in str(error.value)
+    assert error.value.kind == "weights"
+
+
+def test_ranks_have_shares_of_their_own_but_for_equal_pages():
+    def factor(rank: int, replicated: bool) -> str:
+        ranks = identity.Ranks(tp_rank=rank, tp_size=2, is_mla=replicated)
+        return dict(identity.of_pool([], "kv", "pages", ranks, replicated))["layers"]
+
+    assert factor(0, False) != factor(1, False)
+    assert factor(0, True) == factor(1, True)

@@ -142,7 +142,6 @@ class HiCacheEngine(Tree):
         extra: dict[str, Any],
         backend_module: str = "pegaflow.sglang",
         backend_class: str = "PegaHiCache",
-        model: str = "dummy",
         mem_layout: str = "page_first_direct",
         **tree: Any,
     ) -> None:
@@ -156,7 +155,7 @@ class HiCacheEngine(Tree):
             "pegaflow.weights_id": "a model",
         } | extra
         args = ServerArgs(
-            model_path=model,
+            model_path="dummy",
             page_size=self.page,
             hicache_io_backend="direct",
             hicache_mem_layout=mem_layout,
