@@ -478,6 +478,15 @@ Result<std::vector<engine::Shape>> CacheService::shapes_of(const Instance& insta
                                      .numa_node = numa_part_of(instance, shard)});
     }
   }
+  for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
+    const auto is_empty = [](const engine::Shape::Shard& shard) { return shard.page_bytes == 0; };
+    if (std::all_of(shapes[kind].shards.begin(), shapes[kind].shards.end(), is_empty)) {
+      return fail(Errc::kRefused,
+                  "register: pages of 0 bytes for kind {} on all ranks of instance {}: a kind "
+                  "without a page is not registered",
+                  kind, instance.id);
+    }
+  }
   for (const Rank& rank : instance.ranks) {
     for (std::size_t kind = 0; kind < shapes.size(); ++kind) {
       const std::uint64_t bytes = shapes[kind].shards[rank.shard].page_bytes * rank.cells;

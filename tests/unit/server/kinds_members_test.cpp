@@ -237,7 +237,8 @@ TEST_SUITE("CacheService, ranks without a kind") {
     empty.kinds[kState].page_bytes = 0;
     KindsFixture f;
     check_refused(f.service->register_rank(f.connect(), empty), Errc::kRefused,
-                  "a block whose pages have 0 bytes");
+                  "pages of 0 bytes for kind 2 on all ranks of instance other: a kind without a "
+                  "page is not registered");
   }
 }
 
