@@ -11,9 +11,11 @@ import pytest
 from tests.support.child_process import ChildFailed, ChildProcess, group_members, last_words
 from tests.support.prometheus import Metrics, read_metrics
 
-# Reports that it is up, then waits forever, with a child that does the same.
+# Uses more processor time than the kernel rounds to nothing, reports that it is up, then waits
+# forever, with a child that waits too.
 FAMILY = """
-import pathlib, signal, subprocess, sys
+import pathlib, signal, subprocess, sys, time
+while time.process_time() < 0.05: pass
 if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 print("up", flush=True)
