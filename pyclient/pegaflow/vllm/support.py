@@ -116,7 +116,7 @@ def _kinds(vllm_config: Any, kv_cache_config: Any) -> str:
     if drafts.have_kv(vllm_config):
         method = drafts.method(vllm_config)
         return f"speculative decoding by {method} beside windows or states is not supported yet"
-    reason = _release() or _verified(vllm_config, kinds)
+    reason = _release() or _verified(vllm_config, kv_cache_config, kinds)
     return reason + _could_be_one(kv_cache_config) if reason else ""
 
 
@@ -134,17 +134,31 @@ def _release() -> str:
     )
 
 
-def _verified(vllm_config: Any, kinds: BlockKinds) -> str:
+def _verified(vllm_config: Any, kv_cache_config: Any, kinds: BlockKinds) -> str:
     labels = tuple(sorted({kind.rule.label for kind in kinds.kinds}))
     device_config = getattr(vllm_config, "device_config", None)
     device = getattr(device_config, "device_type", "cuda")
+    what = f"cache groups of kinds {', '.join(labels)}"
     if labels in VERIFIED.get(device, ()):
-        return ""
+        if device == "cpu" or "state" not in labels or not _has_latents(kv_cache_config):
+            return ""
+        what = "states beside MLA"
     if _serves_untested(vllm_config):
         return ""
     return (
-        f"models with cache groups of kinds {', '.join(labels)} are not verified on this device "
-        "yet; pegaflow.untested=true serves them"
+        f"models with {what} are not verified on this device yet; pegaflow.untested=true serves "
+        "them"
+    )
+
+
+def _has_latents(kv_cache_config: Any) -> bool:
+    """Whether a layer is of MLA. Beside states, as in Kimi K3, none was run on a GPU; vLLM's CPU
+    build has no such model.
+    """
+    return any(
+        type(spec).__name__ == "MLAAttentionSpec"
+        for group in kv_cache_config.kv_cache_groups
+        for spec in layer_specs(group)
     )
 
 
