@@ -313,7 +313,7 @@ def test_invalid_arguments_raise_at_once(pega, model):
             with pytest.raises(ValueError, match="bytes"):
                 cache.lookup(keys)
         # Nothing was started, and the integers of NumPy are taken.
-        assert not cache._done and cache.wait_ready(READY_S)
+        assert len(cache._reports) == 0 and cache.wait_ready(READY_S)
         assert cache.save([b"numpy"], np.array([3], np.int32), kind=np.int64(0)).error is None
     for wrong, words in (
         ({"factors": {}}, "name is missing"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import select
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from pegaflow.api import arguments
 from pegaflow.api.core import CacheBase
 from pegaflow.api.kinds import Claim
 from pegaflow.api.results import Loaded, Saved, loaded, loaded_ranges, raise_for, saved
+from pegaflow.engine.job_reports import JobReports
 
 
 class Cache(CacheBase):
@@ -25,9 +24,7 @@ class Cache(CacheBase):
     @functools.wraps(CacheBase.__init__, assigned=())
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._changed = threading.Condition()
-        self._collecting = False
-        self._done: dict[tuple[str, int], Any] = {}
+        self._reports = JobReports(self._mover)
 
     def lookup(self, keys: Sequence[bytes], local_units: int = 0) -> int:
         """How many of ``keys``, from the first on, the cache has now. Holds nothing.
@@ -95,7 +92,7 @@ class Cache(CacheBase):
         if not checked:
             return Loaded()
         try:
-            done = self._wait(self._start_load_ranges(claim, checked))
+            done = self._reports.wait(self._start_load_ranges(claim, checked))
             if self._raise_errors:
                 raise_for(done)
         except _native.InvalidArgument:
@@ -119,7 +116,7 @@ class Cache(CacheBase):
             found, _, token, _ = self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
-            done = self._wait(self._start_load(token, listed[:found]))
+            done = self._reports.wait(self._start_load(token, listed[:found]))
             if self._raise_errors:
                 raise_for(done)
             return loaded(done)
@@ -140,7 +137,7 @@ class Cache(CacheBase):
         if not listed:
             return Saved()
         try:
-            done = self._wait(self._start_save(packed, listed, kind))
+            done = self._reports.wait(self._start_save(packed, listed, kind))
             if self._raise_errors:
                 raise_for(done)
         except _native.PegaFlowError as error:
@@ -185,27 +182,3 @@ class Cache(CacheBase):
             session.forget(ticket)
             raise _native.Timeout("no response from the client thread")
         return answer
-
-    def _wait(self, job: tuple[str, int]) -> Any:
-        """The report of a job. One of the waiting threads collects the reports for all."""
-        mover = self._mover
-        with self._changed:
-            while job not in self._done:
-                if self._collecting:
-                    self._changed.wait()
-                    continue
-                self._collecting = True
-                try:
-                    self._changed.release()
-                    try:
-                        poll = select.poll()
-                        poll.register(mover.finished_fd(), select.POLLIN)
-                        poll.poll()
-                    finally:
-                        self._changed.acquire()
-                    for done in mover.take_finished():
-                        self._done[done.kind, done.id] = done
-                finally:
-                    self._collecting = False
-                    self._changed.notify_all()
-            return self._done.pop(job)

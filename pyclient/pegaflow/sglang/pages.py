@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import select
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
+from pegaflow.engine.job_reports import JobReports
 from pegaflow.sglang.geometry import Geometry
 from pegaflow.sglang.settings import Settings
 
@@ -80,9 +79,7 @@ class Pages:
         self._answer_s = settings.lookup_deadline_ms / 1e3 + _GRACE_S
         self._scheduler = _native.random_id()
         self._numbers = itertools.count(1)
-        self._changed = threading.Condition()
-        self._collecting = False
-        self._done: dict[tuple[str, int], Any] = {}
+        self._reports = JobReports(self._mover)
         self._said = ""
 
     # ---- questions
@@ -232,33 +229,10 @@ class Pages:
         except _native.PegaFlowError as error:
             self._failed(error)
             return None
-        done = self._wait(job)
+        done = self._reports.wait(job)
         if done.error is not None:
             self._failed(done.error)
         return done
-
-    def _wait(self, job: tuple[str, int]) -> Any:
-        """The report of a job. One of the waiting threads collects the reports for all."""
-        with self._changed:
-            while job not in self._done:
-                if self._collecting:
-                    self._changed.wait()
-                    continue
-                self._collecting = True
-                try:
-                    self._changed.release()
-                    try:
-                        poll = select.poll()
-                        poll.register(self._mover.finished_fd(), select.POLLIN)
-                        poll.poll()
-                    finally:
-                        self._changed.acquire()
-                    for done in self._mover.take_finished():
-                        self._done[done.kind, done.id] = done
-                finally:
-                    self._collecting = False
-                    self._changed.notify_all()
-            return self._done.pop(job)
 
     # ---- the rest
 
