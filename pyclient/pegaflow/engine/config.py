@@ -409,11 +409,31 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.envi
             continue
         if key in WITHOUT_MEANING:
             remarks.append(f"{key} has no meaning here: {WITHOUT_MEANING[key]}")
-        elif _OWN_KEY.match(key):
-            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown option {shown_key(key)}; the nearest is {near}")
-    values = {}
-    for option in OPTIONS:
+        else:
+            refuse_unknown(key, known)
+    return Settings(**read_values(OPTIONS, extra, environ), remarks=tuple(remarks))
+
+
+def refuse_unknown(key: str, known: Mapping[str, Option]) -> None:
+    """
+    Raises:
+        ConfigError: an unknown key of PegaFlow, also if its prefix is misspelled.
+    """
+    if _OWN_KEY.match(key):
+        near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown option {shown_key(key)}; the nearest is {near}")
+
+
+def read_values(
+    options: Sequence[Option], extra: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The value of each option by its name, and ``host_source``. The environment wins.
+
+    Raises:
+        ConfigError: a value that its option does not take.
+    """
+    values: dict[str, Any] = {}
+    for option in options:
         values[option.name] = option.default
         if option.key in extra:
             values[option.name] = option.read(extra[option.key], option.key)
@@ -421,10 +441,11 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.envi
             values[option.name] = option.read(environ[option.env], option.env)
     if endpoint := environ.get(ENDPOINT_ENV):
         source = ENDPOINT_ENV
-        values["host"] = known[f"{PREFIX}host"].read(endpoint, source)
+        host = next(option for option in options if option.name == "host")
+        values["host"] = host.read(endpoint, source)
     else:
         source = "PEGAFLOW_HOST" if environ.get("PEGAFLOW_HOST") else "pegaflow.host"
-    return Settings(**values, remarks=tuple(remarks), host_source=source)
+    return {**values, "host_source": source}
 
 
 #: The longest path of a socket: the kernel's limit, without the byte behind it.

@@ -8,20 +8,17 @@ environment variables are the same. SGLang passes them as ``pegaflow.NAME`` in
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pegaflow.engine.config import (
-    ENDPOINT_ENV,
     INSTANCE_ENV,
     OPTIONS,
-    PREFIX,
     ConfigError,
     Option,
-    shown_key,
+    read_values,
+    refuse_unknown,
     shown_value,
 )
 
@@ -78,9 +75,6 @@ SGLANG_OPTIONS = (
         "such an engine runs without the cache.",
     ),
 )
-
-#: Keys that start with this are meant for PegaFlow, also if they are misspelled.
-_OWN_KEY = re.compile(r"pega[-_]?flow([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,21 +133,9 @@ def read(extra: Mapping[str, Any] | None, environ: Mapping[str, str] = os.enviro
         )
     known = {option.key: option for option in SGLANG_OPTIONS}
     for key in extra:
-        if isinstance(key, str) and key not in known and _OWN_KEY.match(key):
-            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown option {shown_key(key)}; the nearest is {near}")
-    values = {}
-    for option in SGLANG_OPTIONS:
-        values[option.name] = option.default
-        if option.key in extra:
-            values[option.name] = option.read(extra[option.key], option.key)
-        if option.env and environ.get(option.env):
-            values[option.name] = option.read(environ[option.env], option.env)
-    source = "PEGAFLOW_HOST" if environ.get("PEGAFLOW_HOST") else f"{PREFIX}host"
-    if endpoint := environ.get(ENDPOINT_ENV):
-        source = ENDPOINT_ENV
-        values["host"] = known[f"{PREFIX}host"].read(endpoint, source)
-    return Settings(**values, host_source=source)
+        if isinstance(key, str) and key not in known:
+            refuse_unknown(key, known)
+    return Settings(**read_values(SGLANG_OPTIONS, extra, environ))
 
 
 def address_only(extra: Any) -> dict[str, Any]:
