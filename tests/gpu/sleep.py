@@ -18,12 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.vllm import LENGTH, PROMPTS, GpuVllm, Session
+from tests.gpu.vllm import LENGTH, PROMPTS, GpuVllm, Session, play
 from tests.support.child_process import started_together
 from tests.support.vllm_server import REPOSITORY, PegaServer
 from tests.support.waiting import wait_until
@@ -249,22 +248,13 @@ def main(argv: Sequence[str]) -> int:
     if not options.model.exists():
         make_model(options.model)
     print(f"seed {options.seed}", flush=True)
-    held = True
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(PegaServer(options.server, options.out / "pega", options.pool))
         engine = SleepyEngine("first", server, options)
         other = SleepyVllm("second", server, options)
         stack.enter_context(started_together([engine, other]))
         session = SleepSession(server, engine, other, options)
-        for name, scenario in scenarios(session):
-            begin = time.monotonic()
-            try:
-                said, good = scenario(), True
-            except Exception:
-                said, good = traceback.format_exc(), False
-            held = held and good
-            took = time.monotonic() - begin
-            print(f"{'ok    ' if good else 'FAILED'} {name} ({took:.1f} s): {said}", flush=True)
+        held = play(scenarios(session))
     return 0 if held else 1
 
 

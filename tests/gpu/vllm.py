@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +425,21 @@ def scenarios(session: Session) -> Iterator[tuple[str, Any]]:
         yield "planted_error", session.planted_error
 
 
+def play(scenarios: Iterable[tuple[str, Callable[[], str]]]) -> bool:
+    """Runs all and prints what each observed; whether none of them raised."""
+    held = True
+    for name, scenario in scenarios:
+        begin = time.monotonic()
+        try:
+            said, good = scenario(), True
+        except Exception:
+            said, good = traceback.format_exc(), False
+        held = held and good
+        took = time.monotonic() - begin
+        print(f"{'ok    ' if good else 'FAILED'} {name} ({took:.1f} s): {said}", flush=True)
+    return held
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -465,7 +480,6 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", flush=True)
-    held = True
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(PegaServer(options.server, options.out / "pega", options.pool))
         engine, other = GpuVllm("first", server, options), None
@@ -479,17 +493,8 @@ def main(argv: Sequence[str]) -> int:
             for vllm in engines:
                 stack.enter_context(vllm)
         session = Session(server, engine, other, options, plain)
-        for name, scenario in scenarios(session):
-            if options.only and name not in options.only.split(","):
-                continue
-            begin = time.monotonic()
-            try:
-                said, good = scenario(), True
-            except Exception:
-                said, good = traceback.format_exc(), False
-            held = held and good
-            took = time.monotonic() - begin
-            print(f"{'ok    ' if good else 'FAILED'} {name} ({took:.1f} s): {said}", flush=True)
+        wanted = options.only.split(",") if options.only else None
+        held = play(one for one in scenarios(session) if wanted is None or one[0] in wanted)
     return 0 if held else 1
 
 
