@@ -107,7 +107,7 @@ struct Entry {
   static constexpr std::uint16_t kUnknownDepth = 0xFFFF;
   /// How often it was read, up to 3.
   static constexpr std::uint16_t kHits = 3;
-  /// The page checksums equal those that its writer took, and may be compared with a loaded page.
+  /// The page checksums equal the writer's, and may be compared with a loaded page.
   static constexpr std::uint16_t kHasChecksums = 4;
   bool operator==(const Entry&) const = default;
 };

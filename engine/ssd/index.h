@@ -48,7 +48,7 @@ class Index {
   /// Errors: kInvalidArgument when there may be 2^32 rows or more.
   static Result<Index> create(std::uint32_t segments, std::uint32_t rows_per_segment);
 
-  /// The segment begins a life: it has no rows. Drops those that it has.
+  /// Begins a life of the segment: drops its rows.
   void begin(std::uint32_t segment, std::uint64_t life);
   /// 0: the segment has no blocks.
   [[nodiscard]] std::uint64_t life(std::uint32_t segment) const { return segments_[segment].life; }

@@ -43,8 +43,8 @@ struct Origin {
 /// served without its proof.
 class Proven {
  public:
-  /// No value unless the checksums of the pages that were read yield `proof`: the bytes are not
-  /// those that were saved under this name in this life of the segment.
+  /// No value unless the checksums of the pages that were read yield `proof`: other bytes were
+  /// saved under this name in this life of the segment.
   [[nodiscard]] static std::optional<Proven> prove(const Origin& origin, const BlockKey& key,
                                                    std::uint64_t life,
                                                    std::span<const std::uint64_t> page_checksums,

@@ -30,7 +30,7 @@ class SimMedium {
   [[nodiscard]] std::uint64_t now() const noexcept { return writes_; }
   void flush(std::uint64_t begun);
   /// Each sector that was not flushed keeps its cached or falls back to its persisted content.
-  /// Returns the number of those that fell back.
+  /// Returns the number of sectors that fell back.
   std::uint64_t lose_some(Random& random);
   /// Loses all that was not flushed, and returns the number of sectors.
   std::uint64_t lose_all();
