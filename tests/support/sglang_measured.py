@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.support.sglang_linker_engine import LinkerEngine
+from tests.support.waiting import wait_until
 
 from sglang.srt.managers.schedule_batch import Req  # isort: skip
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -42,8 +43,7 @@ class MeasuredLinker(LinkerEngine):
             keys = self._stored[begin : begin + have]
             rows = slots[: len(keys) * self.page]
             self.linker.offload([PoolTransfer(name=PoolName.KV, keys=keys, device_indices=rows)])
-            while not self.linker.num_completed_offloads():
-                time.sleep(0.0005)
+            wait_until(lambda: self.linker.num_completed_offloads() > 0, "a save is pending")
             if not self.linker.pop_completed_offload():
                 raise RuntimeError("a save failed")
 
