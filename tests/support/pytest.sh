@@ -20,4 +20,4 @@ cd "$root"
 # A test that hangs says where before the runner's limit ends it.
 limit=600
 [ -z "${PEGA_TEST_NO_LIMIT:-}" ] || limit=0
-exec python -m pytest --timeout=$limit --timeout-method=thread -q "$@"
+exec python -m pytest --timeout=$limit --timeout-method=thread -q --tb=short "$@"
