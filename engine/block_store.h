@@ -15,6 +15,8 @@
 #include "base/id128.h"
 #include "base/job_id.h"
 #include "engine/eviction/kind.h"
+#include "engine/frames/block_listener.h"
+#include "engine/ssd/proof.h"
 #include "engine/tables/lost_blocks.h"
 #include "engine/types/ids.h"
 #include "engine/types/shape.h"
@@ -278,6 +280,9 @@ class BlockStore {
   /// it was not sealed, because its generation was retired or it had been given up; then this is
   /// quiesced(). `frame` was returned by fetch() and has not ended.
   bool fetched(FrameIndex frame);
+  /// The same for a block that was read from a disk of this node and proved itself. It is sealed as
+  /// if it had been saved, not as a replica: it must not be the first to be evicted again.
+  bool restored(FrameIndex frame, const ssd::Proven& proven);
   /// The block will not arrive, or not whole. Its key may be fetched or saved again at once, in
   /// another frame, and no claim that waits for it can be opened there. A device or peer may still
   /// write to the frame: it is quarantined until quiesced(). Idempotent.
@@ -299,6 +304,32 @@ class BlockStore {
   /// the claim's end.
   [[nodiscard]] std::optional<FrameIndex> claimed_frame(const Id128& token,
                                                         std::size_t place) const;
+
+  // ---- copying, to a tier below
+  //
+  // A tier reads blocks in place without holding them. It forgets a copy when the listener hears
+  // that the frame's block was dropped meanwhile: the bytes of a sealed block do not change before.
+
+  /// From now on `listener`, which outlives the store or is replaced by null, hears of the sealed
+  /// blocks that come and go.
+  void set_listener(BlockListener* listener);
+  struct Resident {
+    SpaceId space{};
+    BlockKey key;
+    ShapeId shape{};
+    bool is_replica = false;
+    bool was_used = false;  ///< Claimed or evicted and saved again since, as far as is known.
+  };
+  /// The block of a frame; no value unless it is sealed and was not invalidated.
+  [[nodiscard]] std::optional<Resident> resident(FrameIndex frame) const;
+  /// The bytes of this frame's block are wrong; see the function above. Returns false when the
+  /// frame has no resident block.
+  bool invalidate(FrameIndex frame);
+  /// Appends the blocks, of each shape, that are evicted next when `bytes` of it are saved; fewer
+  /// by what is free. At most `most` of each shape; none that are replicas. A forecast.
+  void next_victims(std::uint64_t bytes, std::size_t most, std::vector<FrameIndex>& frames) const;
+  /// All sealed blocks that are no replicas, the last used first. O(frames): for a shutdown.
+  [[nodiscard]] std::vector<FrameIndex> residents() const;
 
   // ---- lending, to another node
 

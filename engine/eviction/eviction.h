@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "engine/eviction/ghosts.h"
@@ -59,6 +60,9 @@ class EvictionPolicy {
   /// The row to evict next, or kNone when none is evictable. The same until the next event.
   [[nodiscard]] virtual std::uint32_t victim() = 0;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  /// Appends the next victims, at most `most`, as if nothing happened in between: a forecast, exact
+  /// for lists. Changes nothing. O(most).
+  virtual void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const = 0;
 
   /// Prefetches what sealed() and freed() of a block of this name will touch beside its row.
   void prefetch(std::uint32_t hash) const {

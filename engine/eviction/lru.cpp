@@ -15,6 +15,11 @@ void LruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/) 
   evictable_.erase(rows_, row);
 }
 
+void LruPolicy::next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const {
+  std::uint32_t row = evictable_.front();
+  for (; row != kNone && most != 0; row = evictable_.next(rows_, row), --most) rows.push_back(row);
+}
+
 Result<void> LruPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
   std::uint32_t listed = 0;
   std::uint32_t age = ~std::uint32_t{0};

@@ -17,6 +17,7 @@ class LruPolicy final : public EvictionPolicy {
   void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override { return evictable_.front(); }
+  void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const override;
   [[nodiscard]] std::uint32_t size() const override { return evictable_.size(); }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_evictable) const override;

@@ -73,6 +73,19 @@ std::uint32_t S3FifoPolicy::victim() {
   }
 }
 
+/// As if no block was used again; those in the small queue go first.
+void S3FifoPolicy::next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const {
+  std::size_t steps = 2 * most;  // Rows that are taken are in the queues too.
+  for (const Queue* const queue : {&small_, &main_}) {
+    std::uint32_t row = queue->front();
+    for (; row != kNone && most != 0 && steps != 0; row = queue->next(rows_, row), --steps) {
+      if ((rows_[row].note & kTaken) != 0) continue;
+      rows.push_back(row);
+      --most;
+    }
+  }
+}
+
 Result<void> S3FifoPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
   std::uint32_t evictable = 0;
   std::uint32_t main_evictable = 0;

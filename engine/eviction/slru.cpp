@@ -39,6 +39,13 @@ void SlruPolicy::freed(std::uint32_t row, std::uint32_t /*hash*/, Freed /*why*/)
 
 std::uint32_t SlruPolicy::victim() { return new_.is_empty() ? protected_.front() : new_.front(); }
 
+void SlruPolicy::next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const {
+  for (const List* const list : {&new_, &protected_}) {
+    std::uint32_t row = list->front();
+    for (; row != kNone && most != 0; row = list->next(rows_, row), --most) rows.push_back(row);
+  }
+}
+
 Result<void> SlruPolicy::check(const std::function<bool(std::uint32_t)>& is_evictable) const {
   for (const List* const list : {&new_, &protected_}) {
     std::uint32_t listed = 0;

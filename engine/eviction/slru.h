@@ -21,6 +21,7 @@ class SlruPolicy final : public EvictionPolicy {
   void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
+  void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const override;
   [[nodiscard]] std::uint32_t size() const override { return new_.size() + protected_.size(); }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_evictable) const override;

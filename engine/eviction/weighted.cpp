@@ -122,6 +122,25 @@ std::uint32_t WeightedLruPolicy::victim() {
   return uses == 0 ? kNone : lists_[uses].front();
 }
 
+void WeightedLruPolicy::next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const {
+  std::array<std::uint32_t, kMaxUses + 1> next{};
+  for (std::uint32_t uses = 1; uses <= kMaxUses; ++uses) next[uses] = lists_[uses].front();
+  for (; most != 0; --most) {
+    std::uint32_t best = 0;
+    double oldest = 0;
+    for (std::uint32_t uses = 1; uses <= kMaxUses; ++uses) {
+      if (next[uses] == kNone) continue;
+      const double age = (rows_.age(next[uses]) + 1.0) * weights_[uses];
+      if (age <= oldest) continue;
+      oldest = age;
+      best = uses;
+    }
+    if (best == 0) return;
+    rows.push_back(next[best]);
+    next[best] = lists_[best].next(rows_, next[best]);
+  }
+}
+
 Result<void> WeightedLruPolicy::check(
     const std::function<bool(std::uint32_t)>& is_evictable) const {
   std::uint32_t listed = 0;

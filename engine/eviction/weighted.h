@@ -35,6 +35,7 @@ class WeightedLruPolicy final : public EvictionPolicy {
   void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
   [[nodiscard]] std::uint32_t victim() override;
+  void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const override;
   [[nodiscard]] std::uint32_t size() const override { return evictable_; }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_evictable) const override;

@@ -313,12 +313,12 @@ void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s)
   Block& block = block_at(row);
   const bool is_fetched = block.state == FrameState::kFetched;
   PEGA_ASSERT((is_fetched || block.state == FrameState::kWritten) && block.indexed &&
-                  is_fetched == (writer == kReplica),
+                  is_fetched == (writer <= kRestored),
               "row {} cannot be sealed", row);
   Extent& extent = extent_of(row);
   if (is_fetched) {
     count_fetched(extent, fetch_state(row), -1);
-    ++replicas_;
+    if (writer == kReplica) ++replicas_;
   }
   block.state = FrameState::kSealed;
   listed_[row / 64] |= std::uint64_t{1} << (row % 64);
@@ -332,6 +332,12 @@ void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s)
   EvictionPolicy& policy = policy_of(of(extent.shape()), block);
   policy.sealed(row, hash(row));
   note_use(extent, extent.made);
+  if (listener_ != nullptr) {
+    using From = BlockListener::From;
+    listener_->sealed(row, writer == kReplica    ? From::kNode
+                           : writer == kRestored ? From::kDisk
+                                                 : From::kEngine);
+  }
   if (block.holds != 0) {
     held_in_flight_bytes_ -= frame_bytes(extent);
     policy.taken(row);
@@ -401,6 +407,7 @@ void BlockTable::free(FrameIndex row, EvictionPolicy::Freed why) {
   const std::uint64_t bytes = shape.layout.frame_bytes();
   const std::uint32_t name = hash(row);
   if (block.state == FrameState::kSealed) {
+    if (listener_ != nullptr) listener_->dropped(row, why == EvictionPolicy::Freed::kEvicted);
     extent.use_sum -= used_at(row) - extent.made;
     policy_of(shape, block).freed(row, name, why);
     if (block.owner == kReplica) --replicas_;
@@ -450,6 +457,20 @@ FrameIndex BlockTable::recent_evictable(std::size_t n) const {
       evictable.begin(), nth, evictable.end(),
       [this](FrameIndex left, FrameIndex right) { return rows_->age(left) < rows_->age(right); });
   return *nth;
+}
+
+std::vector<FrameIndex> BlockTable::sealed_by_age() const {
+  std::vector<FrameIndex> sealed;
+  for (FrameIndex row = next_touched(0); row != kNoFrame; row = next_touched(row + 1)) {
+    const Block& block = block_at(row);
+    if (block.state == FrameState::kSealed && block.indexed && block.owner != kReplica) {
+      sealed.push_back(row);
+    }
+  }
+  std::sort(sealed.begin(), sealed.end(), [this](FrameIndex left, FrameIndex right) {
+    return rows_->age(left) < rows_->age(right);
+  });
+  return sealed;
 }
 
 std::uint64_t BlockTable::memory_bytes() const {

@@ -16,6 +16,7 @@
 #include "base/block_key.h"
 #include "base/error.h"
 #include "engine/eviction/eviction.h"
+#include "engine/frames/block_listener.h"
 #include "engine/frames/extent_map.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/flat_index.h"
@@ -161,7 +162,7 @@ class BlockTable {
   /// Makes a block that is written, in flight, or held, unfindable; its frame stays as it is.
   void unlist(FrameIndex row);
   /// Seals a block that was written or fetched and is whole. It is evictable unless it is held.
-  /// `writer` is kReplica for one that was fetched, and only then.
+  /// `writer` is kReplica or kRestored for one that was fetched, and only then.
   void seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s);
 
   /// hold() adds a claim to a sealed block, or one in flight; hold_again() adds a pin to a claimed
@@ -184,6 +185,12 @@ class BlockTable {
     const FrameIndex replica = from.replicas->victim();
     return replica != kNoFrame ? replica : from.policy->victim();
   }
+  /// Appends the next victims among the blocks that are no replicas; see EvictionPolicy.
+  void next_victims(ShapeId shape, std::size_t most, std::vector<FrameIndex>& rows) const {
+    of(shape).policy->next_victims(most, rows);
+  }
+  /// From now on `listener` hears of sealed blocks that come and go; null: none does.
+  void set_listener(BlockListener* listener) noexcept { listener_ = listener; }
   [[nodiscard]] bool is_replica(FrameIndex row) const noexcept {
     return block_at(row).state == FrameState::kSealed && block_at(row).owner == kReplica;
   }
@@ -191,6 +198,15 @@ class BlockTable {
   [[nodiscard]] FrameIndex behind(FrameIndex row) const {
     return block_at(row).place.next_plus_1 - 1;
   }
+  struct Room {
+    std::uint64_t free_frames = 0;  ///< In the extents of a shape.
+    std::uint64_t frame_bytes = 0;
+  };
+  [[nodiscard]] Room room_of(ShapeId shape) const {
+    return {of(shape).frames - of(shape).used, of(shape).layout.frame_bytes()};
+  }
+  /// The sealed blocks that are in the index and no replicas, the last used first. O(rows).
+  [[nodiscard]] std::vector<FrameIndex> sealed_by_age() const;
   /// The `n`-th block counted from the one that became evictable last, or kNoFrame. O(rows).
   [[nodiscard]] FrameIndex recent_evictable(std::size_t n) const;
 
@@ -341,6 +357,7 @@ class BlockTable {
   [[nodiscard]] Result<void> check_fetched() const;
   [[nodiscard]] Result<void> check_shape(const OneShape& shape) const;
 
+  BlockListener* listener_ = nullptr;
   EvictionKind eviction_;
   ExtentMap extents_;
   unsigned unit_shift_;  ///< Rows of a unit, as a power of two.

@@ -11,7 +11,7 @@ namespace {
 /// random, so two given processes share a tag once in 2^32; it only feeds a counter.
 std::uint32_t writer_tag(const Id128& process) noexcept {
   const std::uint32_t tag = mix_hash(process.high, process.low);
-  return tag == kReplica ? 1 : tag;
+  return tag <= kRestored ? kRestored + 1 : tag;
 }
 
 }  // namespace

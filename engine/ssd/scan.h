@@ -44,6 +44,8 @@ class Scan {
   /// The read failed: the segment's further blocks are lost.
   void failed(const Read& read);
 
+  /// Segments of smaller lives were dropped meanwhile, and are not found.
+  void drop_before(std::uint64_t life) noexcept { superblock_.first_life = life; }
   [[nodiscard]] bool is_done() const noexcept { return done_ == superblock_.segments; }
   [[nodiscard]] std::uint32_t segments_done() const noexcept { return done_; }
   /// The greatest life that was found.
@@ -60,7 +62,7 @@ class Scan {
   void take_pages(const Read& read, std::span<const std::byte> pages);
   void end(std::uint32_t segment);
 
-  const Superblock superblock_;
+  Superblock superblock_;
   Index& index_;
   SegmentLog& log_;
   std::vector<bool> alive_;  ///< By number.

@@ -1,6 +1,7 @@
 #include "engine/ssd/segment_log.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/assert.h"
@@ -13,11 +14,13 @@ SegmentLog::SegmentLog(const Superblock& superblock)
 }
 
 void SegmentLog::found(std::uint32_t segment, std::uint64_t life) {
+  leaving_.reset();
   free_.erase(segment);
   closed_.emplace(life, segment);
 }
 
 void SegmentLog::drop_all() {
+  leaving_.reset();
   for (const auto& [life, segment] : closed_) free_.insert(segment);
   closed_.clear();
 }
@@ -74,6 +77,7 @@ bool SegmentLog::settle(std::uint32_t segment) {
     return false;
   }
   closed_.emplace(found->life, segment);
+  leaving_.reset();
   writing_.erase(found);
   return true;
 }
@@ -90,11 +94,19 @@ std::optional<std::uint32_t> SegmentLog::next() const {
 
 void SegmentLog::open(std::uint32_t segment, std::uint64_t life) {
   PEGA_ASSERT(open_ == kNone && !is_read(segment), "segment {} cannot be opened", segment);
+  leaving_.reset();
   free_.erase(segment);
   std::erase_if(closed_, [&](const auto& each) { return each.second == segment; });
   writing_.push_back(
       {.segment = segment, .life = life, .used = superblock_.head_bytes(), .entries = {}});
   open_ = segment;
+}
+
+std::uint64_t SegmentLog::greatest_leaving() const {
+  const std::size_t count = std::size_t{superblock_.segments} * 2 / 5;
+  if (free_.size() >= count || closed_.empty()) return 0;
+  const std::size_t last = std::min(count - free_.size(), closed_.size()) - 1;
+  return std::next(closed_.begin(), static_cast<std::ptrdiff_t>(last))->first;
 }
 
 std::optional<SegmentLog::Table> SegmentLog::next_table(bool all) {

@@ -54,6 +54,14 @@ class SegmentLog {
   /// Opens next(). `life` is greater than any before.
   void open(std::uint32_t segment, std::uint64_t life);
 
+  /// Whether the segment of this life is used again soon: at most two fifths of all segments are
+  /// filled before. A block that is of use should be written again then: on a trace of
+  /// conversations this finds 6 % more blocks for 7 % more writes (decision 0024).
+  [[nodiscard]] bool is_leaving(std::uint64_t life) const {
+    if (!leaving_) leaving_ = greatest_leaving();
+    return life <= *leaving_;
+  }
+
   // ---- tables
 
   struct Table {
@@ -104,11 +112,14 @@ class SegmentLog {
 
   Writing* writing(std::uint32_t segment);
   bool settle(std::uint32_t segment);
+  [[nodiscard]] std::uint64_t greatest_leaving() const;
 
   Superblock superblock_;
   std::set<std::uint32_t> free_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> closed_;  ///< By life.
-  std::vector<Writing> writing_;                              ///< The open one last.
+  /// The greatest life that is leaving; no value: to be computed again.
+  mutable std::optional<std::uint64_t> leaving_;
+  std::vector<Writing> writing_;  ///< The open one last.
   std::uint32_t open_ = kNone;
   std::vector<std::uint32_t> reads_;
 };

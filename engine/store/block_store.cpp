@@ -228,6 +228,13 @@ bool BlockStore::has_room_to_fetch(HolderId holder, std::span<const ClaimPart> p
 }
 
 bool BlockStore::fetched(FrameIndex frame) { return impl_->fetcher.fetched(frame); }
+bool BlockStore::invalidate(FrameIndex frame) {
+  return resident(frame) && impl_->blocks.invalidate(frame);
+}
+
+bool BlockStore::restored(FrameIndex frame, const ssd::Proven& proven) {
+  return impl_->fetcher.restored(frame, proven);
+}
 
 void BlockStore::give_up(FrameIndex frame) { impl_->fetcher.give_up(frame); }
 
@@ -361,6 +368,37 @@ std::uint64_t BlockStore::memory_bytes() const {
   return impl_->blocks.memory_bytes() + impl_->claims.memory_bytes() + impl_->pins.memory_bytes() +
          impl_->jobs.memory_bytes() + impl_->leases.table().memory_bytes() +
          impl_->reclaimer.memory_bytes();
+}
+
+void BlockStore::set_listener(BlockListener* listener) { impl_->blocks.set_listener(listener); }
+
+std::optional<BlockStore::Resident> BlockStore::resident(FrameIndex frame) const {
+  const Block& block = impl_->blocks[frame];
+  if (block.state != FrameState::kSealed || !block.indexed) return std::nullopt;
+  return Resident{.space = block.space,
+                  .key = block.key,
+                  .shape = impl_->blocks.table().shape_of(frame),
+                  .is_replica = block.owner == kReplica,
+                  .was_used = block.note > 1};
+}
+
+void BlockStore::next_victims(std::uint64_t bytes, std::size_t most,
+                              std::vector<FrameIndex>& frames) const {
+  const BlockTable& table = impl_->blocks.table();
+  const std::uint64_t free_units =
+      std::uint64_t{table.extents().free_units()} * table.extents().unit_bytes();
+  for (std::uint32_t shape = 0; shape < table.shape_count(); ++shape) {
+    if (!table.has_shape(ShapeId{shape})) continue;
+    const BlockTable::Room room = table.room_of(ShapeId{shape});
+    const std::uint64_t free = free_units + room.free_frames * room.frame_bytes;
+    if (free >= bytes) continue;
+    const std::uint64_t count = (bytes - free + room.frame_bytes - 1) / room.frame_bytes;
+    table.next_victims(ShapeId{shape}, std::min<std::uint64_t>(count, most), frames);
+  }
+}
+
+std::vector<FrameIndex> BlockStore::residents() const {
+  return impl_->blocks.table().sealed_by_age();
 }
 
 std::optional<FrameIndex> BlockStore::recent_frame(std::size_t n) const {

@@ -118,13 +118,13 @@ FrameIndex Fetcher::bring(const Space& space, const BlockKey& key, FrameIndex pr
   return room == Reclaimer::Room::kThere ? blocks_.take_to_fetch(space, key) : kNoFrame;
 }
 
-bool Fetcher::fetched(FrameIndex frame) {
+bool Fetcher::seal(FrameIndex frame, std::uint32_t writer) {
   if (!blocks_.table().is_in_flight(frame) || !spaces_.is_live(blocks_[frame].space)) {
     quiesced(frame);
     return false;
   }
   blocks_.read_clock();
-  blocks_.seal(frame, kReplica);
+  blocks_.seal(frame, writer);
   ++counted_.fetched;
   return true;
 }

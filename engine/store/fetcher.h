@@ -32,7 +32,8 @@ class Fetcher {
                                   std::size_t fetchable);
   [[nodiscard]] bool has_room_to_fetch(HolderId holder,
                                        std::span<const BlockStore::ClaimPart> parts) const;
-  bool fetched(FrameIndex frame);
+  bool fetched(FrameIndex frame) { return seal(frame, kReplica); }
+  bool restored(FrameIndex frame, const ssd::Proven&) { return seal(frame, kRestored); }
   void give_up(FrameIndex frame);
   void quiesced(FrameIndex frame);
   [[nodiscard]] bool is_awaited(FrameIndex frame) const;
@@ -50,6 +51,7 @@ class Fetcher {
     std::uint64_t claims_shortened = 0;
   };
 
+  bool seal(FrameIndex frame, std::uint32_t writer);
   [[nodiscard]] bool is_being_saved(FrameIndex frame) const;
   /// Takes a frame to fetch this block into. `present` is the frame that the index has for the key,
   /// or kNoFrame: see ResidentBlocks::free_key(). Returns kNoFrame when limits or room do not allow

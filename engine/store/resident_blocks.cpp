@@ -186,8 +186,12 @@ bool ResidentBlocks::invalidate(FrameIndex frame) {
   if (!block.indexed) return false;
   remember_loss(block.space, block.key, Miss::kCorrupt);
   if (spaces_.is_live(block.space)) note(frame, false);
-  table_.unlist(frame);
   ++counted_.invalidated;
+  if (block.holds == 0) {
+    table_.free(frame);
+  } else {
+    table_.unlist(frame);
+  }
   return true;
 }
 

@@ -101,7 +101,8 @@ class ResidentBlocks {
   /// Makes the key of `present` free for another frame: evicts a sealed block, whose extent is
   /// leaving, or removes a block that will never be sealed from the index.
   void free_key(FrameIndex present);
-  /// Seals a block that is whole; `writer` is kReplica for one that was fetched.
+  /// Seals a block that is whole; `writer` is kReplica for one that was fetched from another node,
+  /// kRestored for one from a disk.
   void seal(FrameIndex frame, std::uint32_t writer) {
     table_.seal(frame, writer, second_);
     note(frame, true);
@@ -128,7 +129,7 @@ class ResidentBlocks {
   /// Prefetches the memory other than its row that drop() of a block will touch. Call it once the
   /// row itself is in the cache.
   void prefetch_drop(FrameIndex frame) const;
-  /// Makes a held block with wrong bytes unfindable. Returns false if it was so before.
+  /// Makes a sealed block with wrong bytes unfindable. Returns false if it was so before.
   bool invalidate(FrameIndex frame);
   /// Records that a block could not be kept.
   void remember_loss(SpaceId space, const BlockKey& key, Miss why) noexcept {
@@ -160,6 +161,8 @@ class ResidentBlocks {
     return table_.start_exchange(shape, victim);
   }
   void end_exchange(ShapeId shape) { table_.end_exchange(shape); }
+
+  void set_listener(BlockListener* listener) noexcept { table_.set_listener(listener); }
 
   // ---- the journal: see BlockStore
 

@@ -32,6 +32,8 @@ enum class FetchState : std::uint32_t {
 
 /// The `owner` of a sealed block that was fetched from another node. No writer has this tag.
 inline constexpr std::uint32_t kReplica = 0;
+/// The same of one that was restored from a disk of this node. No writer has this tag.
+inline constexpr std::uint32_t kRestored = 1;
 
 /// The row of one frame: its block and its state. One cache line, and most operations touch no
 /// other.

@@ -98,7 +98,7 @@ TEST_SUITE("the format of an SSD") {
                                .number = 4,
                                .kind = 5,
                                .depth = Entry::kUnknownDepth,
-                               .flags = Entry::kHasChecksums,
+                               .flags = Entry::kHits,
                                .saved_at = 77});
     }
     Page page{};

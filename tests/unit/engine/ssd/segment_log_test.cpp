@@ -107,6 +107,26 @@ TEST_SUITE("the log of segments") {
     CHECK(log.next() == 0);
   }
 
+  TEST_CASE("the oldest segments are leaving once less than two fifths are filled before them") {
+    SegmentLog log(small_disk(10));
+    std::uint64_t life = 1000;  // Lives jump with each opening of the file.
+    for (std::uint32_t i = 0; i < 7; ++i) {
+      log.found(i, life);
+      CHECK_FALSE(log.is_leaving(life));
+      life *= 2;
+    }
+    // Seven segments hold blocks, the eighth is opened: two free ones and two others come next.
+    log.open(7, life);
+
+    CHECK(log.is_leaving(1000));
+    CHECK(log.is_leaving(2000));
+    CHECK_FALSE(log.is_leaving(4000));
+    CHECK_FALSE(log.is_leaving(life));
+
+    log.drop_all();
+    CHECK_FALSE(log.is_leaving(1000));
+  }
+
   TEST_CASE("a segment whose blocks are being written is not used again") {
     SegmentLog log(small_disk(2));
     log.open(0, 1);
