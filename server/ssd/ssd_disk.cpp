@@ -322,6 +322,7 @@ void SsdDisk::drop_all(std::function<void(bool)> done) {
   log_->close();
   log_->drop_all();
   superblock_.first_life = next_life_;
+  if (scan_ && !options_.mistakes.drop_spares_scan) scan_->drop_before(next_life_);
   first_own_life_ = next_life_;
   for (std::uint32_t i = 0; i < superblock_.segments; ++i) {
     if (index_->life(i) < next_life_) index_->begin(i, 0);

@@ -55,6 +55,8 @@ class SsdDisk {
       bool skips_proof = false;        ///< Blocks are delivered without a check.
       bool epoch_not_flushed = false;  ///< A reset is reported before it is durable.
       bool keeps_forgotten = false;    ///< A write whose memory changed is kept.
+      bool keeps_damaged = false;      ///< A block that differs from its writer's is kept.
+      bool drop_spares_scan = false;   ///< A scan in flight finds dropped blocks.
     } mistakes{};
   };
   enum class State : std::uint8_t {
@@ -99,6 +101,9 @@ class SsdDisk {
   /// there, nor one of an earlier opening while serve_recovered(false).
   [[nodiscard]] bool has(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
                          const BlockKey& key) const;
+  /// Whether a block that is here should be written again when it leaves the pool: it was read, and
+  /// its segment is among those that are used again next.
+  [[nodiscard]] bool is_leaving(const engine::ssd::Origin& origin, const BlockKey& key) const;
 
   struct Loaded {
     std::optional<engine::ssd::Proven> proven;  ///< None: the block could not be read.
@@ -109,12 +114,18 @@ class SsdDisk {
   /// called.
   bool read(Block block, OnLoaded done);
 
+  static constexpr std::uint64_t kNoChecksum = 0;
   /// A name for a write in flight.
   using WriteId = std::uint64_t;
-  enum class Written : std::uint8_t { kKept, kForgotten, kFailed };
+  enum class Written : std::uint8_t {
+    kKept,
+    kForgotten,
+    kFailed,
+    kDamaged,  ///< Its bytes are not those of its writer, and it is not kept.
+  };
   using OnWritten = std::function<void(Written)>;
-  /// Writes the block. `checksums` are those of its writer, by page, or empty. No value when the
-  /// disk takes no block now; then `done` is not called.
+  /// Writes the block. `checksums` are those of its writer, by page, kNoChecksum for a page without
+  /// one. No value when the disk takes no block now; then `done` is not called.
   std::optional<WriteId> write(const Block& block, std::vector<std::uint64_t> checksums,
                                OnWritten done);
   /// The memory of this write will change: the block is not kept. Unknown ones are fine.
@@ -161,7 +172,8 @@ class SsdDisk {
     std::uint64_t read_errors = 0;
     std::uint64_t write_errors = 0;
     std::uint64_t forgotten_writes = 0;
-    double read_seconds = 0;  ///< The sum over all reads, waiting included.
+    std::uint64_t damaged_blocks = 0;  ///< Written with other bytes than their writer's.
+    double read_seconds = 0;           ///< The sum over all reads, waiting included.
     std::uint64_t scanned_segments = 0;
     std::uint64_t recovered_blocks = 0;
     double scan_seconds = 0;

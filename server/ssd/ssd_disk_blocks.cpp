@@ -33,6 +33,14 @@ Disk::Hook hash_pages(const SsdDisk::Block& block) {
   };
 }
 
+/// Whether a page has other bytes than its writer had.
+bool is_damaged(std::span<const std::uint64_t> writers, std::span<const std::uint64_t> found) {
+  for (std::size_t i = 0; i < std::min(writers.size(), found.size()); ++i) {
+    if (writers[i] != SsdDisk::kNoChecksum && writers[i] != found[i]) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 /// A block that is being written.
@@ -83,6 +91,13 @@ bool SsdDisk::has(const ssd::SpaceName& name, const ssd::Epoch& epoch, const Blo
   if (!number) return false;
   const auto found = index_->find(*number, key);
   return found && (serves_recovered_ || found->life >= first_own_life_);
+}
+
+bool SsdDisk::is_leaving(const ssd::Origin& origin, const BlockKey& key) const {
+  const auto number = names_.find(origin.name, origin.epoch);
+  const auto found = number ? index_->find(*number, key) : std::nullopt;
+  if (!found || (found->row.flags & ssd::Entry::kHits) == 0) return false;
+  return log_->is_leaving(found->life);
 }
 
 bool SsdDisk::read(Block block, OnLoaded done) {
@@ -228,6 +243,16 @@ void SsdDisk::end_write(std::uint64_t ticket, Disk::Completion& completion) {
   }
   write_failures_ = 0;
   counted_.written_bytes += writing->bytes;
+  // A page that changed since it was saved must not get a proof. One whose frame has another block
+  // by now differs for that reason.
+  if (!writing->is_forgotten && !options_.mistakes.keeps_damaged &&
+      is_damaged(writing->checksums, completion.checksums)) {
+    log_->lost(writing->room);
+    ++counted_.damaged_blocks;
+    writing->done(Written::kDamaged);
+    write_tables(false);
+    return;
+  }
   // A reset since the write began gave the namespace another number.
   const bool is_kept = (!writing->is_forgotten || options_.mistakes.keeps_forgotten) &&
                        names_.origin(writing->number) != nullptr &&

@@ -48,11 +48,14 @@ TEST_SUITE("a simulated SSD") {
     }
     MESSAGE(counts.schedules, " schedules, ", counts.writes, " writes, ", counts.kept, " kept, ",
             counts.loads, " loads, ", counts.proven, " proven, ", counts.failed_proofs,
-            " failed proofs, ", counts.resets, " resets, ", counts.kills, " kills, ",
-            counts.power_cuts, " power cuts, ", counts.faults, " faults, ", counts.durable_checks,
+            " failed proofs, ", counts.damaged, " damaged before their write, ", counts.drops,
+            " drops, ", counts.resets, " resets, ", counts.kills, " kills, ", counts.power_cuts,
+            " power cuts, ", counts.faults, " faults, ", counts.durable_checks,
             " checks of what was flushed");
     CHECK(counts.proven > counts.schedules / 10);
     CHECK(counts.failed_proofs > 0);
+    CHECK(counts.damaged > 0);
+    CHECK(counts.drops > 0);
     CHECK(counts.durable_checks > 0);
   }
 
@@ -66,6 +69,14 @@ TEST_SUITE("a simulated SSD") {
 
   TEST_CASE("a write that is kept although its memory changed is found") {
     CHECK(find_mistake([](auto& mistakes) { mistakes.keeps_forgotten = true; }) != 0);
+  }
+
+  TEST_CASE("a block that is kept although it differs from its writer's is found") {
+    CHECK(find_mistake([](auto& mistakes) { mistakes.keeps_damaged = true; }) != 0);
+  }
+
+  TEST_CASE("a scan that finds dropped blocks is found") {
+    CHECK(find_mistake([](auto& mistakes) { mistakes.drop_spares_scan = true; }) != 0);
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "transport/checksum.h"
+
 namespace pegaflow::server {
 namespace {
 
@@ -229,6 +231,8 @@ void SsdWorld::step() {
     case 19:
       if (happens(0.1)) check_durable();
       return;
+    case 20:
+      return happens(0.1) ? drop_all() : advance();
     default:
       return advance();
   }
@@ -240,12 +244,30 @@ void SsdWorld::save() {
   const std::uint64_t key = any(kKeys);
   const SsdDisk::Block block = block_of(any(names_.size()), key, *frame);
   fill(block, key);
-  const auto write = disk_->write(block, {}, [this, frame](SsdDisk::Written written) {
-    --jobs_;
-    frame->is_busy = false;
-    frame->write.reset();
-    if (written == SsdDisk::Written::kKept) ++counts_.kept;
-  });
+  std::vector<std::uint64_t> checksums;
+  for (std::size_t page = 0; page < block.memory.size() && happens(0.5); ++page) {
+    checksums.push_back(happens(0.8)
+                            ? PageChecksum::of(block.memory[page].first(block.page_bytes[page]))
+                            : SsdDisk::kNoChecksum);
+  }
+  // Another process wrote to the pool since the writer took its checksum.
+  const bool is_damaged =
+      !checksums.empty() && checksums.back() != SsdDisk::kNoChecksum && happens(0.1);
+  if (is_damaged) block.memory[checksums.size() - 1][any(9000)] ^= std::byte{1};
+  const Key at{block.origin.kind, key};
+  const auto write =
+      disk_->write(block, std::move(checksums),
+                   [this, frame, at, is_damaged, drops = drops_](SsdDisk::Written written) {
+                     --jobs_;
+                     frame->is_busy = false;
+                     frame->write.reset();
+                     if (written == SsdDisk::Written::kDamaged) ++counts_.damaged;
+                     if (written == SsdDisk::Written::kDamaged && !is_damaged)
+                       fail("a good block is damaged");
+                     if (written != SsdDisk::Written::kKept) return;
+                     ++counts_.kept;
+                     if (drops == drops_) dropped_.erase(at);
+                   });
   if (!write) return;
   ++jobs_;
   ++counts_.writes;
@@ -264,15 +286,21 @@ void SsdWorld::load() {
     if (disk_->has(names_[name].origin.name, names_[name].origin.epoch, key_of(key))) break;
   }
   const SsdDisk::Block block = block_of(name, key, *frame);
-  const bool is_begun = disk_->read(block, [this, frame, name, block](SsdDisk::Loaded&& loaded) {
-    --jobs_;
-    frame->is_busy = false;
-    if (!loaded.proven) return;
-    ++counts_.proven;
-    // A reset while the read is in flight is noticed by the store: the generation is retired.
-    if (block.origin.epoch != names_[name].origin.epoch) return;
-    if (!is_whole(block)) fail("a block was delivered with wrong bytes, or from before a reset");
-  });
+  const bool is_begun =
+      disk_->read(block, [this, frame, name, block, drops = drops_](SsdDisk::Loaded&& loaded) {
+        --jobs_;
+        frame->is_busy = false;
+        if (!loaded.proven) return;
+        ++counts_.proven;
+        // A reset while the read is in flight is noticed by the store: the generation is retired.
+        if (block.origin.epoch != names_[name].origin.epoch) return;
+        std::uint64_t number = 0;
+        std::memcpy(&number, block.key.bytes.data(), sizeof number);
+        if (drops == drops_ && dropped_.contains({name, number}))
+          fail("a dropped block was delivered");
+        if (!is_whole(block))
+          fail("a block was delivered with wrong bytes, or from before a reset");
+      });
   if (!is_begun) return;
   ++jobs_;
   ++counts_.loads;
@@ -288,6 +316,21 @@ void SsdWorld::use_frame_again() {
     fill(other, kKeys + any(kKeys));
     if (happens(0.5)) return;
   }
+}
+
+/// An operator empties the disk.
+void SsdWorld::drop_all() {
+  ++drops_;
+  ++counts_.drops;
+  for (std::size_t name = 0; name < names_.size(); ++name) {
+    for (std::uint64_t key = 0; key < kKeys; ++key) dropped_.emplace(name, key);
+  }
+  ++jobs_;
+  is_drop_durable_ = false;
+  disk_->drop_all([this, drops = drops_](bool is_durable) {
+    --jobs_;
+    if (drops == drops_) is_drop_durable_ = is_durable;
+  });
 }
 
 void SsdWorld::reset() {
@@ -314,6 +357,8 @@ void SsdWorld::restart(bool is_power_cut) {
   // The memory of a dead process may still be written until the lock is free.
   drive_.release_hung();
   while (drive_.is_locked()) advance();
+  // A drive that loses or misdirects writes may lose both copies of the record.
+  if (!is_drop_durable_ || drive_.counts().faults != 0) dropped_.clear();
   stop();
   start();
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,8 @@ namespace pegaflow::server {
 /// Runs one random schedule of saves, reads, resets, frames that are used again, kills, power cuts
 /// and faults of the drive. The oracle demands: a block that is delivered has the bytes that were
 /// saved under its name, kind, epoch and key; after a confirmed reset no older block is delivered,
-/// in this process or a later one; a block that was flushed and not touched since is found again;
-/// every job ends once.
+/// in this process or a later one; the same after all blocks are dropped; a block that was flushed
+/// and not touched since is found again; every job ends once.
 class SsdWorld {
  public:
   struct Counts {
@@ -36,6 +37,8 @@ class SsdWorld {
     std::uint64_t power_cuts = 0;
     std::uint64_t faults = 0;
     std::uint64_t durable_checks = 0;
+    std::uint64_t damaged = 0;  ///< Writes refused for other bytes than their writer's.
+    std::uint64_t drops = 0;
   };
 
   /// The share of the occasions for a reset or a restart that are taken.
@@ -86,6 +89,7 @@ class SsdWorld {
   void load();
   void use_frame_again();
   void reset();
+  void drop_all();
   void restart(bool is_power_cut);
   void check_durable();
   void fail(const std::string& what) {
@@ -103,6 +107,9 @@ class SsdWorld {
   std::unique_ptr<SsdDisk> disk_;
   std::uint64_t jobs_ = 0;
   bool had_power_cut_ = false;
+  std::uint64_t drops_ = 0;      ///< Calls of drop_all().
+  bool is_drop_durable_ = true;  ///< The last one.
+  std::set<Key> dropped_;        ///< Blocks that it dropped and that were not kept since.
   std::string violation_;
 };
 
