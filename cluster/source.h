@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "base/clock.h"
 #include "capnp/wire/peer_codec.h"
 #include "cluster/source_rate.h"
+#include "engine/ssd/proof.h"
 
 namespace pegaflow::cluster {
 
@@ -37,6 +39,8 @@ class Source {
     std::uint32_t frame = 0;             ///< The caller's number of the frame.
     std::vector<std::uint64_t> offsets;  ///< Offsets of its pages in the pool, by shard.
     std::size_t leased = 0;              ///< Its index in the lease.
+    /// Set by a source that is a disk of this node, once its bytes have arrived.
+    std::optional<engine::ssd::Proven> proven{};
   };
 
   /// The blocks that one claim requests.
@@ -141,7 +145,7 @@ class Source {
   virtual ~Source() noexcept(false) = default;
 
   /// Call it once, before the first read(). The source must not be called once `sink` is gone.
-  void deliver_to(Sink& sink) noexcept { sink_ = &sink; }
+  virtual void deliver_to(Sink& sink) { sink_ = &sink; }
 
   /// Whether an owner can be queried now.
   [[nodiscard]] virtual bool is_ready() const = 0;

@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/ssd/tiered_source.h"
 #include "transport/tcp/socket_address.h"
 
 namespace pegaflow::server {
@@ -142,7 +143,7 @@ Nodes::~Nodes() noexcept(false) = default;
 
 Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                             CacheService& service, Background& background,
-                                            const Clock& clock,
+                                            const Clock& clock, SsdSource* disks,
                                             const std::function<void()>& changed) {
   std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
   PEGA_TRY_LET(nodes->lanes_, cluster::Lanes::open(nodes->plan_.lanes, pool.bytes(), clock,
@@ -156,8 +157,13 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
   }
   nodes->source_ = std::make_unique<cluster::PeerSource>(*nodes->peers_, std::move(open), clock,
                                                          nodes->boot_, nodes->plan_.source);
-  nodes->fetches_ = std::make_unique<Fetches>(service, nodes->source_.get(), background,
-                                              io.provider->getTimer(), clock, nodes->plan_.fetches);
+  cluster::Source* source = nodes->source_.get();
+  if (disks != nullptr) {
+    nodes->tiers_ = std::make_unique<TieredSource>(*disks, *source);
+    source = nodes->tiers_.get();
+  }
+  nodes->fetches_ = std::make_unique<Fetches>(service, source, background, io.provider->getTimer(),
+                                              clock, nodes->plan_.fetches);
   nodes->watches_ = std::make_unique<cluster::EpochWatches>(
       service.epochs(), io.provider->getTimer(),
       [&peers = *nodes->peers_](const cluster::EpochWatches::Dialer& dialer) {

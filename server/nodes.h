@@ -27,6 +27,9 @@
 
 namespace pegaflow::server {
 
+class SsdSource;
+class TieredSource;
+
 /// The connections of this node to the other nodes of its cluster.
 ///
 /// Without --peers and --peer-listen it does not exist, with no thread, no socket and no timer. The
@@ -51,12 +54,13 @@ class Nodes {
   /// taken.
   static Result<std::optional<Plan>> plan(const ServerOptions& options, const std::string& build);
 
-  /// Registers the pool, listens and dials. All arguments outlive the result. `changed` is called
-  /// after the state of a peer has changed.
+  /// Registers the pool, listens and dials. All arguments outlive the result. `disks` is
+  /// asked before other nodes; null: there are none. `changed` is called after the state of a peer
+  /// has changed.
   /// Errors: those of the lanes.
   static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                               CacheService& service, Background& background,
-                                              const Clock& clock,
+                                              const Clock& clock, SsdSource* disks,
                                               const std::function<void()>& changed);
   ~Nodes() noexcept(false);
   Nodes(const Nodes&) = delete;
@@ -84,6 +88,7 @@ class Nodes {
   std::unique_ptr<cluster::Lanes> lanes_;
   std::unique_ptr<cluster::Peers> peers_;
   std::unique_ptr<cluster::PeerSource> source_;
+  std::unique_ptr<TieredSource> tiers_;  ///< Null without disks.
   std::unique_ptr<Fetches> fetches_;
   std::unique_ptr<cluster::EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;

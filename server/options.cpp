@@ -107,6 +107,39 @@ void ServerOptions::declare(OptionTable& table) {
              "Refuse to start without RDMA, and use no TCP sockets for blocks, neither to read "
              "from other nodes nor to serve them.");
 
+  table.list("ssd-cache-path", ssd_cache_path,
+             "Files, or directories for a file each, that keep blocks which leave the pool; one on "
+             "each disk. They outlive the server: see docs/ssd.md. Without it there is no SSD "
+             "tier.");
+  table.bytes("ssd-cache-capacity", ssd_cache_capacity_bytes, std::uint64_t{16} << 20,
+              std::uint64_t{1} << 50,
+              "Bytes of all --ssd-cache-path together, allocated at the first start. Another value "
+              "at a later start resizes the files; blocks behind a new end are lost.");
+  table.bytes("ssd-segment-size", ssd_segment_bytes, std::uint64_t{1} << 20, std::uint64_t{1} << 30,
+              "The unit in which a new file is divided and its oldest blocks are dropped. A block "
+              "of more than a quarter of it is not stored.");
+  table.bytes("ssd-write-budget", ssd_write_budget_bytes, 0, std::uint64_t{1} << 60,
+              "Bytes of blocks that may be written a day, to spare the disks; 0: no limit. Half of "
+              "it is kept for blocks that were used again since they were saved.");
+  table.bytes("ssd-write-ahead", ssd_write_ahead_bytes, 0, std::uint64_t{1} << 60,
+              "Blocks are written to a disk when so many bytes of saves would evict them. More "
+              "than what an engine saves at once, so that no block is evicted unwritten; the size "
+              "of the pool: at once, so that a killed server loses least. 0: the larger of 64mb "
+              "and a 20th of the pool, and at most half of it.");
+  table.text("ssd-io", ssd_io,
+             "How the disks are driven: uring, threads, or auto, which takes threads where a "
+             "container forbids io_uring.");
+  table.duration("ssd-drain", ssd_drain, milliseconds(0), minutes(60),
+                 "How long a server that is stopped goes on writing the blocks of its pool to the "
+                 "disks, the last used first.");
+  table.flag("ssd-format", ssd_format,
+             "Overwrite files of --ssd-cache-path that are damaged or belong to another program, "
+             "which are refused otherwise.");
+  table.flag(
+      "ssd-serve-before-peers", ssd_serve_before_peers,
+      "Serve blocks of an earlier process at once, although a peer that is not connected may "
+      "have reset their namespace meanwhile. Without it they wait for all peers.");
+
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);
   table.ignored("device", true, no_device);
@@ -114,11 +147,12 @@ void ServerOptions::declare(OptionTable& table) {
   table.ignored("metric-hll-bucket-bits", true,
                 "sketches have 4,096 registers, for a standard error below 2 %.");
   table.ignored("metrics-addr", true, "metrics are served at --http-addr.");
-  const char* const no_ssd = "there is no SSD tier yet.";
+  const char* const no_queue =
+      "reads and writes of the SSD tier are limited by bytes; see docs/ssd.md.";
   for (const char* const name :
-       {"ssd-cache-path", "ssd-cache-capacity", "ssd-write-queue-depth", "ssd-prefetch-queue-depth",
+       {"ssd-cache-shards", "ssd-write-queue-depth", "ssd-prefetch-queue-depth",
         "ssd-write-inflight", "ssd-prefetch-inflight", "max-prefetch-blocks"}) {
-    table.ignored(name, true, no_ssd);
+    table.ignored(name, true, no_queue);
   }
 }
 
@@ -156,6 +190,12 @@ Result<engine::EvictionKind> ServerOptions::eviction_policy() const {
                 eviction);
   }
   return meant;
+}
+
+Result<DiskBackend> ServerOptions::ssd_backend() const {
+  const auto named = parse_disk_backend(ssd_io);
+  if (!named) return fail(Errc::kInvalidArgument, "--ssd-io: {}", named.error().detail);
+  return *named;
 }
 
 Result<std::vector<seconds>> ServerOptions::window_lengths() const {

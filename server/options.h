@@ -11,6 +11,7 @@
 #include "base/program/options.h"
 #include "engine/eviction/eviction.h"
 #include "engine/pool/placement.h"
+#include "transport/disk/open_disk.h"
 
 namespace pegaflow::server {
 
@@ -46,6 +47,16 @@ struct ServerOptions {
   std::vector<std::string> nics;
   std::vector<std::string> deny_nics;
   bool require_rdma = false;
+  // The SSD tier.
+  std::vector<std::string> ssd_cache_path;
+  std::uint64_t ssd_cache_capacity_bytes = std::uint64_t{512} << 30;
+  std::uint64_t ssd_segment_bytes = std::uint64_t{128} << 20;
+  std::uint64_t ssd_write_budget_bytes = 0;
+  std::uint64_t ssd_write_ahead_bytes = 0;  ///< 0: SsdWriter chooses.
+  std::string ssd_io = "auto";
+  Duration ssd_drain = std::chrono::seconds(20);
+  bool ssd_format = false;
+  bool ssd_serve_before_peers = false;
   std::vector<std::string> metric_windows = {"5m", "1h", "1d"};
 
   /// Enters every option into `table`, which refers to this struct from then on.
@@ -60,6 +71,9 @@ struct ServerOptions {
   /// The policy that `eviction` names, or one of the two flags that stand for a name.
   /// Errors: kInvalidArgument for an unknown name, and for flags that contradict it or each other.
   [[nodiscard]] Result<engine::EvictionKind> eviction_policy() const;
+  /// The backend that `ssd_io` names.
+  /// Errors: kInvalidArgument for an unknown name.
+  [[nodiscard]] Result<DiskBackend> ssd_backend() const;
   /// The lengths of `metric_windows`.
   /// Errors: kInvalidArgument for a window that is not a whole number of seconds.
   [[nodiscard]] Result<std::vector<std::chrono::seconds>> window_lengths() const;

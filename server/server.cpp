@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include <fcntl.h>
@@ -31,6 +32,7 @@
 #include "server/nodes.h"
 #include "server/rpc/client_gate.h"
 #include "server/rpc/rpc_server.h"
+#include "server/ssd/ssd_tier.h"
 #include "version.h"
 
 namespace pegaflow::server {
@@ -171,6 +173,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
              [this]() { return is_stopping_ || failure_; });
 
     publish({.is_ok = false, .status = "stopping", .pool_bytes = 0, .done_bytes = 0});
+    // While what receives its blocks exists.
+    if (ssd_ != nullptr) ssd_->close();
     if (!options_.ready_file.empty()) ::unlink(options_.ready_file.c_str());
     if (failure_) return tl::unexpected<Error>(std::move(*failure_));
     return {};
@@ -198,7 +202,11 @@ class Server final : private kj::TaskSet::ErrorHandler {
         .exclusiveJoin(io_.unixEventPort.onSignal(SIGINT))
         .then([this](siginfo_t info) {
           kLog.info("stopping signal={}", info.si_signo == SIGTERM ? "SIGTERM" : "SIGINT");
-          is_stopping_ = true;
+          if (ssd_ == nullptr || !is_serving_) {
+            is_stopping_ = true;
+          } else {
+            tasks_.add(ssd_->drain(options_.ssd_drain).then([this]() { is_stopping_ = true; }));
+          }
           // From now on a signal ends the process, even if a step of the shutdown hangs.
           std::signal(SIGTERM, SIG_DFL);
           std::signal(SIGINT, SIG_DFL);
@@ -239,6 +247,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                 .lane_why = peer.link.lane_why});
       }
     }
+    if (ssd_ != nullptr) {
+      for (const SsdReport::OneDisk& disk : ssd_->report().disks) health.disks.push_back(disk);
+    }
     publish(std::move(health));
   }
 
@@ -263,6 +274,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         connections_that_fit(static_cast<std::size_t>(options_.max_connections),
                              kOwnDescriptors + descriptors_for_peers(options_));
     PEGA_TRY(start_cache(connections));
+    PEGA_TRY(start_ssd());
     PEGA_TRY(start_nodes());
     make_context();
     start_rpc(connections);
@@ -301,6 +313,50 @@ class Server final : private kj::TaskSet::ErrorHandler {
     return {};
   }
 
+  Result<void> start_ssd() {
+    if (options_.ssd_cache_path.empty()) return {};
+    publish({.is_ok = false,
+             .status = "opening the SSD cache",
+             .pool_bytes = options_.pool_size_bytes,
+             .done_bytes = options_.pool_size_bytes});
+    SsdDisks::Options disks;
+    disks.paths = options_.ssd_cache_path;
+    disks.capacity_bytes = options_.ssd_cache_capacity_bytes;
+    disks.segment_bytes = options_.ssd_segment_bytes;
+    disks.format = options_.ssd_format;
+    disks.lock_wait = options_.pool_wait;
+    PEGA_TRY_LET(disks.backend, options_.ssd_backend());
+    if (pool_->page_bytes() > 4096) disks.huge_memory = {pool_->bytes()};
+    PEGA_TRY_LET(auto opened, SsdDisks::open(disks, clock_));
+    const bool has_peers = nodes_plan_ && !options_.peers.empty();
+    ssd_ = std::make_unique<SsdTier>(
+        std::move(opened), *service_, pool_->bytes(), io_.provider->getTimer(), clock_,
+        SsdTier::Options{.write_budget = options_.ssd_write_budget_bytes,
+                         .write_ahead = options_.ssd_write_ahead_bytes,
+                         .waits_for_nodes = has_peers && !options_.ssd_serve_before_peers},
+        [this]() { publish_ready(); });
+    watch_mailbox(ssd_news_, ssd_->completions(), [this]() { ssd_->read_completions(); });
+    service_->on_reset([this]() {
+      background_->poke();
+      tasks_.add(kj::evalLater([this]() { return ssd_->record_epochs().ignoreResult(); }));
+    });
+    ssd_fetches_ = std::make_unique<Fetches>(*service_, nodes_plan_ ? nullptr : &ssd_->source(),
+                                             *background_, io_.provider->getTimer(), clock_,
+                                             Fetches::Options{.deadline = options_.fetch_deadline});
+    return {};
+  }
+
+  /// Once every peer has been connected, its epochs are known here.
+  void note_peers() {
+    if (ssd_ == nullptr || !ssd_->waits_for_nodes() || nodes_ == nullptr) return;
+    for (const NodesReport::Peer& peer : nodes_->report().peers) {
+      if (peer.link.state == cluster::PeerLink::State::kReady) greeted_.insert(peer.address);
+      const bool is_this_node = peer.link.state == cluster::PeerLink::State::kSelf;
+      if (!is_this_node && !greeted_.contains(peer.address)) return;
+    }
+    ssd_->confirm_epochs();
+  }
+
   Result<void> start_nodes() {
     if (!nodes_plan_) return {};
     if (!nodes_plan_->lanes.cards.empty()) {
@@ -309,8 +365,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
                .pool_bytes = options_.pool_size_bytes,
                .done_bytes = options_.pool_size_bytes});
     }
-    PEGA_TRY_LET(nodes_, Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_, *background_,
-                                      clock_, [this]() { publish_ready(); }));
+    PEGA_TRY_LET(nodes_,
+                 Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_, *background_, clock_,
+                              ssd_ == nullptr ? nullptr : &ssd_->source(), [this]() {
+                                note_peers();
+                                publish_ready();
+                              }));
     watch_mailbox(fabric_news_, nodes_->completions(), [this]() { nodes_->read_completions(); });
     return {};
   }
@@ -320,10 +380,26 @@ class Server final : private kj::TaskSet::ErrorHandler {
     return nodes_->report();
   }
 
+  std::optional<SsdReport> report_ssd() const {
+    if (ssd_ == nullptr) return std::nullopt;
+    SsdReport report = ssd_->report();
+    report.fetches = ssd_fetches_->stats();
+    return report;
+  }
+
+  void clean_disks(std::function<void(const SsdCleanupReport&)> done) {
+    if (ssd_ == nullptr) return done({});
+    ssd_->drop_all([done = std::move(done)](std::uint64_t blocks, bool is_durable) {
+      done({.has_disks = true, .is_durable = is_durable, .dropped_blocks = blocks});
+    });
+  }
+
   void make_context() {
     local_fetches_ = std::make_unique<Fetches>(
         *service_, nullptr, *background_, io_.provider->getTimer(), clock_, Fetches::Options());
-    Fetches& fetches = nodes_ == nullptr ? *local_fetches_ : nodes_->fetches();
+    Fetches& fetches = nodes_ != nullptr ? nodes_->fetches()
+                       : ssd_ != nullptr ? *ssd_fetches_
+                                         : *local_fetches_;
     const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -337,6 +413,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .local_fetches = *local_fetches_,
                                       .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
                                       .watches = nodes_ == nullptr ? nullptr : &nodes_->watches(),
+                                      .ssd = ssd_.get(),
                                       .server = incarnation,
                                       .build = build(),
                                       .process_gone =
@@ -357,7 +434,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
     rpc_ = std::make_unique<RpcServer>(io_, std::move(rpc_options), counters_);
     admin_ = std::make_unique<Admin>(
         *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
-        [this]() { return report_nodes(); }, *http_, questions_);
+        [this]() { return report_nodes(); }, [this]() { return report_ssd(); },
+        [this](auto done) { clean_disks(std::move(done)); }, *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
   }
 
@@ -408,6 +486,9 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<engine::Pool> pool_;
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
+  std::unique_ptr<SsdTier> ssd_;            // Reads into the pool.
+  std::set<std::string> greeted_;           // Peers that have been connected.
+  std::unique_ptr<Fetches> ssd_fetches_;    // With disks, without other nodes.
   std::unique_ptr<Fetches> local_fetches_;  // Without a source.
   std::unique_ptr<Nodes> nodes_;            // Its lanes write into the pool.
   std::unique_ptr<SessionContext> context_;
@@ -417,6 +498,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   kj::Own<kj::UnixEventPort::FdObserver> pool_news_;
   kj::Own<kj::UnixEventPort::FdObserver> admin_news_;
   kj::Own<kj::UnixEventPort::FdObserver> fabric_news_;
+  kj::Own<kj::UnixEventPort::FdObserver> ssd_news_;
   kj::TaskSet tasks_;
 };
 

@@ -291,6 +291,9 @@ class CacheService {
   /// All bytes of a block have arrived; `checksums` are the owner's, one for each page, or none.
   void fetched(engine::FrameIndex frame, std::uint32_t shards,
                std::span<const std::uint64_t> checksums);
+  /// The same for a block that a disk of this node delivered with its proof.
+  void restored(engine::FrameIndex frame, std::uint32_t shards,
+                std::span<const std::uint64_t> checksums, const engine::ssd::Proven& proven);
   /// The frame's fetch failed; see BlockStore::give_up and quiesced.
   void give_up(engine::FrameIndex frame);
   void quiesce_fetch(engine::FrameIndex frame);
@@ -315,6 +318,26 @@ class CacheService {
   /// Whether its pages are still kept in place: it was not ended, and its time is not over by the
   /// clock of this node.
   [[nodiscard]] bool is_lent(engine::LeaseId lease) const;
+
+  // ---- a tier below the pool
+
+  /// A block as a disk names it.
+  struct Stored {
+    engine::ssd::Origin origin;
+    BlockKey key;
+    std::vector<std::uint64_t> offsets;  ///< Its pages in the pool, those without bytes left out.
+    std::vector<std::uint64_t> page_bytes;  ///< Their sizes.
+    /// Its writer's, the same; kNone where unknown. Empty if the namespace has kinds of blocks:
+    /// members of a kind share a page, and a checksum of theirs is not that of the page's bytes.
+    std::vector<std::uint64_t> checksums;
+    bool was_used = false;  ///< See BlockStore::Resident.
+  };
+  /// The block of a frame; no value unless it is sealed, findable and no replica.
+  [[nodiscard]] std::optional<Stored> stored(engine::FrameIndex frame) const;
+  /// The bytes of a stored block are not those of its writer: it is not found again.
+  void invalidate(engine::FrameIndex frame);
+  /// Whose blocks have this name now; no value for a name that no engine has registered here.
+  [[nodiscard]] std::optional<engine::ssd::Origin> origin_of(const Bytes32& space) const;
 
   // ---- epochs
 
@@ -364,6 +387,9 @@ class CacheService {
 
   CacheService(std::unique_ptr<engine::BlockStore> store, std::unique_ptr<engine::Demand> demand,
                const Options& options, const Clock& clock, EndConnection end_connection);
+  /// Sets the checksums of a block's pages; returns the sum of their sizes.
+  std::uint64_t note_checksums(engine::FrameIndex frame, std::uint32_t shards,
+                               std::span<const std::uint64_t> checksums);
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);

@@ -183,6 +183,19 @@ Result<void> CacheService::join_claims(const Id128& connection, std::span<const 
 
 void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
                            std::span<const std::uint64_t> checksums) {
+  const std::uint64_t bytes = note_checksums(frame, shards, checksums);
+  if (store_->fetched(frame)) counted_.fetch_bytes += bytes;
+}
+
+void CacheService::restored(engine::FrameIndex frame, std::uint32_t shards,
+                            std::span<const std::uint64_t> checksums,
+                            const engine::ssd::Proven& proven) {
+  const std::uint64_t bytes = note_checksums(frame, shards, checksums);
+  if (store_->restored(frame, proven)) counted_.restored_bytes += bytes;
+}
+
+std::uint64_t CacheService::note_checksums(engine::FrameIndex frame, std::uint32_t shards,
+                                           std::span<const std::uint64_t> checksums) {
   // Before the block can be opened. The page that was there before may have left its own.
   std::uint64_t bytes = 0;
   for (std::uint32_t shard = 0; shard < shards; ++shard) {
@@ -195,7 +208,7 @@ void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
       checksums_.set(store_->page_number(frame, shard), checksum);
     }
   }
-  if (store_->fetched(frame)) counted_.fetch_bytes += bytes;
+  return bytes;
 }
 
 void CacheService::give_up(engine::FrameIndex frame) { store_->give_up(frame); }
@@ -217,6 +230,48 @@ Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection,
 std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token,
                                                               std::size_t place) const {
   return store_->claimed_frame(token, place);
+}
+
+// ---- a tier below the pool
+
+std::optional<engine::ssd::Origin> CacheService::origin_of(const Bytes32& space) const {
+  const auto found = spaces_.find(space);
+  if (found == spaces_.end() || kind_called(space) == nullptr) return std::nullopt;
+  const Epoch epoch = epochs_.of(space);
+  return engine::ssd::Origin{.name = space,
+                             .kind = static_cast<std::uint16_t>(found->second.kind),
+                             .epoch = {.counter = epoch.counter, .id = epoch.id}};
+}
+
+std::optional<CacheService::Stored> CacheService::stored(engine::FrameIndex frame) const {
+  const auto resident = store_->resident(frame);
+  if (!resident || resident->is_replica) return std::nullopt;
+  for (const auto& [name, named] : spaces_) {
+    const engine::NamespaceTable::Kind* const kind = kind_called(name);
+    if (kind == nullptr || kind->space != resident->space) continue;
+    Stored stored{.origin = *origin_of(name),
+                  .key = resident->key,
+                  .offsets = {},
+                  .page_bytes = {},
+                  .checksums = {},
+                  .was_used = resident->was_used};
+    const auto shards = static_cast<std::uint32_t>(kind->shape.shards.size());
+    const bool has_kinds = !namespaces_->find(named.id)->rules.kinds.empty();
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
+      const std::uint64_t bytes = store_->page_bytes(frame, shard);
+      if (bytes == 0) continue;
+      stored.offsets.push_back(store_->page_offset(frame, shard));
+      stored.page_bytes.push_back(bytes);
+      if (has_kinds) continue;
+      stored.checksums.push_back(checksums_[store_->page_number(frame, shard)]);
+    }
+    return stored;
+  }
+  return std::nullopt;
+}
+
+void CacheService::invalidate(engine::FrameIndex frame) {
+  if (store_->invalidate(frame)) ++counted_.corrupt_pages;
 }
 
 // ---- reads by other nodes

@@ -230,12 +230,18 @@ void Fetches::seal(const cluster::Source::Request& request, const cluster::Sourc
   const std::span<const std::uint64_t> checksums(lease.checksums);
   for (const Block& block : blocks) {
     coming_.erase(block.frame);
-    service_.fetched(
-        block.frame, static_cast<std::uint32_t>(shards),
-        checksums.empty() ? checksums : checksums.subspan(block.leased * shards, shards));
+    const auto of_block =
+        checksums.empty() ? checksums : checksums.subspan(block.leased * shards, shards);
+    if (block.proven) {
+      service_.restored(block.frame, static_cast<std::uint32_t>(shards), of_block, *block.proven);
+      ++stats_.restored_blocks;
+      stats_.restored_bytes += request.block_bytes();
+    } else {
+      service_.fetched(block.frame, static_cast<std::uint32_t>(shards), of_block);
+      ++stats_.blocks;
+      stats_.bytes += request.block_bytes();
+    }
   }
-  stats_.blocks += blocks.size();
-  stats_.bytes += blocks.size() * request.block_bytes();
 }
 
 void Fetches::failed(const SharedRequest& request, std::vector<Block>&& blocks) {

@@ -17,8 +17,9 @@ constexpr Log kLog{"admin"};
 
 Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
              const RpcCounters& counters, const engine::Pool& pool,
-             std::function<std::optional<NodesReport>()> nodes, HttpServer& http,
-             Mailbox<AdminQuestion>& questions)
+             std::function<std::optional<NodesReport>()> nodes,
+             std::function<std::optional<SsdReport>()> ssd, CleanDisks clean_disks,
+             HttpServer& http, Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
       timer_(timer),
@@ -26,6 +27,8 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       counters_(counters),
       pool_(pool),
       nodes_(std::move(nodes)),
+      ssd_(std::move(ssd)),
+      clean_disks_(std::move(clean_disks)),
       http_(http),
       questions_(questions),
       tasks_(*this) {}
@@ -44,6 +47,15 @@ void Admin::take(const AdminQuestion& question) {
       break;
     case AdminQuestion::Kind::kCleanup:
       start_cleanup(question.ticket);
+      break;
+    case AdminQuestion::Kind::kSsdCleanup:
+      clean_disks_([this, ticket = question.ticket](const SsdCleanupReport& report) {
+        if (report.has_disks) {
+          kLog.info("cleaned up the disks dropped_blocks={} durable={}", report.dropped_blocks,
+                    report.is_durable);
+        }
+        answer(ticket, report);
+      });
       break;
     case AdminQuestion::Kind::kOverwriteBlock:
       answer(question.ticket, overwrite(question.argument));
@@ -72,6 +84,7 @@ Snapshot Admin::snapshot() const {
     now.oldest_lease_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
   }
   now.nodes = nodes_();
+  now.ssd = ssd_();
   return now;
 }
 

@@ -23,10 +23,14 @@ namespace pegaflow::server {
 /// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
 class Admin final : private kj::TaskSet::ErrorHandler {
  public:
+  /// Drops all blocks of the disks; calls its argument once that is durable.
+  using CleanDisks = std::function<void(std::function<void(const SsdCleanupReport&)>)>;
+
   /// All references outlive it. `nodes` reports about other nodes, if any are configured.
   Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
         const RpcCounters& counters, const engine::Pool& pool,
-        std::function<std::optional<NodesReport>()> nodes, HttpServer& http,
+        std::function<std::optional<NodesReport>()> nodes,
+        std::function<std::optional<SsdReport>()> ssd, CleanDisks clean_disks, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
@@ -49,6 +53,8 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   const RpcCounters& counters_;
   const engine::Pool& pool_;
   std::function<std::optional<NodesReport>()> nodes_;
+  std::function<std::optional<SsdReport>()> ssd_;
+  CleanDisks clean_disks_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;
   std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.

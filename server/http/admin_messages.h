@@ -20,6 +20,13 @@ struct CleanupReport {
   std::uint64_t still_referenced_blocks = 0;
 };
 
+/// The result of POST /cache/ssd/cleanup.
+struct SsdCleanupReport {
+  bool has_disks = false;
+  bool is_durable = false;  ///< On every disk: nothing comes back after a power cut.
+  std::uint64_t dropped_blocks = 0;
+};
+
 /// The answer of the test switch that damages a block.
 struct OverwriteReport {
   bool found = false;
@@ -29,14 +36,14 @@ struct OverwriteReport {
 
 /// From the HTTP thread to the RPC thread.
 struct AdminQuestion {
-  enum class Kind : std::uint8_t { kMetrics, kInstances, kCleanup, kOverwriteBlock };
+  enum class Kind : std::uint8_t { kMetrics, kInstances, kCleanup, kSsdCleanup, kOverwriteBlock };
   Kind kind = Kind::kMetrics;
   std::uint64_t ticket = 0;    ///< Comes back with the answer.
   std::uint64_t argument = 0;  ///< For kOverwriteBlock: the block, 0 is the most recent.
 };
 
 using AdminAnswer = std::variant<std::monostate, Snapshot, std::vector<InstanceInfo>, CleanupReport,
-                                 OverwriteReport>;
+                                 SsdCleanupReport, OverwriteReport>;
 
 /// The content of /health.
 struct Health {
@@ -61,6 +68,7 @@ struct Health {
   std::vector<std::string> refused_cards{};
   std::string peer_listen{};  ///< Where peers reach this node.
   std::vector<Peer> peers{};
+  std::vector<SsdReport::OneDisk> disks{};  ///< The SSD tier's.
 };
 
 /// From the RPC thread to the HTTP thread.

@@ -106,12 +106,29 @@ nlohmann::json nodes_json(const Health& health) {
   return nodes;
 }
 
+/// A disk that failed does not make a node unhealthy: its blocks are misses.
+nlohmann::json disks_json(const Health& health) {
+  nlohmann::json disks = nlohmann::json::array();
+  for (const SsdReport::OneDisk& disk : health.disks) {
+    disks.push_back({{"path", disk.path},
+                     {"state", disk.state},
+                     {"io", disk.backend},
+                     {"io_reason", disk.backend_reason},
+                     {"segments", disk.segments},
+                     {"scanned_segments", disk.scanned_segments},
+                     {"direct", disk.direct},
+                     {"capacity_bytes", disk.capacity_bytes}});
+  }
+  return disks;
+}
+
 Reply health_reply(const Health& health) {
   nlohmann::json body = {
       {"status", health.status}, {"version", kVersion}, {"pool_bytes", health.pool_bytes}};
   if (health.is_ok) {
     body["numa"] = to_json(health.placement);
     if (!health.lane.empty()) body["nodes"] = nodes_json(health);
+    if (!health.disks.empty()) body["ssd"] = disks_json(health);
   } else {
     body["done_bytes"] = health.done_bytes;
   }
@@ -224,6 +241,17 @@ struct ToReply {
                             {"reclaimed_bytes", bytes},  // Slots are free at once: equal.
                             {"still_referenced_blocks", report.still_referenced_blocks}});
   }
+  Reply operator()(const SsdCleanupReport& report) const {
+    if (!report.has_disks) {
+      return error_reply(409, "the server has no SSD tier: start it with --ssd-cache-path");
+    }
+    if (!report.is_durable) {
+      return error_reply(500,
+                         "the blocks are not found any longer, but a disk did not record it: after "
+                         "a restart they may be found again; see the server's log");
+    }
+    return json_reply(200, {{"dropped_blocks", report.dropped_blocks}});
+  }
   Reply operator()(const OverwriteReport& report) const {
     if (!report.found) return error_reply(404, "there is no such block");
     return json_reply(200, {{"slot", report.slot}, {"bytes", report.bytes}});
@@ -259,6 +287,7 @@ constexpr Route kRoutes[] = {
     {"/metrics", false, AdminQuestion::Kind::kMetrics, false},
     {"/instances", false, AdminQuestion::Kind::kInstances, false},
     {"/cache/memory/cleanup", true, AdminQuestion::Kind::kCleanup, false},
+    {"/cache/ssd/cleanup", true, AdminQuestion::Kind::kSsdCleanup, false},
     {"/test/overwrite_block", true, AdminQuestion::Kind::kOverwriteBlock, true},
 };
 
@@ -468,8 +497,8 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
       return ask(question);
     }
     return error_reply(404,
-                       "unknown path: the server has /health, /metrics, /instances and POST "
-                       "/cache/memory/cleanup");
+                       "unknown path: the server has /health, /metrics, /instances, and POST "
+                       "/cache/memory/cleanup and /cache/ssd/cleanup");
   }
 
   kj::Promise<Reply> ask(AdminQuestion question) {

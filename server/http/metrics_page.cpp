@@ -1,5 +1,6 @@
 #include "server/http/metrics_page.h"
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -403,27 +404,46 @@ void peers(MetricsPage& page, const NodesReport& nodes) {
                  {"refused", number(nodes.waits.refused)}});
 }
 
-void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
-  const FetchStats& fetches = nodes.fetches;
-  const cluster::PeerSourceStats& source = nodes.source;
-  const engine::BlockStore::Stats& store = now.cache.store;
-  page.counter("fetch_lookups_total", "Lookups that were sent on to other nodes", fetches.lookups);
+/// Blocks that are brought into the pool for claims, from other nodes and from disks.
+void fetches(MetricsPage& page, const FetchStats& fetches, const engine::BlockStore::Stats& store) {
+  page.counter("fetch_lookups_total", "Lookups that were sent on to other nodes and disks",
+               fetches.lookups);
   page.counters("fetch_claims_total",
-                "Claims that were sent on to other nodes, by result: blocks in flight or none",
+                "Claims that were sent on to other nodes and disks, by result: blocks in flight or "
+                "none",
                 "result",
                 {{"coming", number(fetches.claims_coming)},
                  {"none", number(fetches.claims - fetches.claims_coming)}});
-  page.counters("fetch_blocks_total", "Blocks to be read from other nodes, by result", "result",
+  page.counters("fetch_blocks_total",
+                "Blocks to be read from other nodes and disks, by result: whole from another node, "
+                "restored from a disk, given up, or not read because no claim waited for them any "
+                "longer",
+                "result",
                 {{"whole", number(fetches.blocks)},
+                 {"restored", number(fetches.restored_blocks)},
                  {"given_up", number(fetches.given_up)},
                  {"unwanted", number(fetches.unwanted)}});
   page.counter("fetch_declined_blocks_total",
-               "Blocks that were not read from another node because computing them is faster",
+               "Blocks that were not read from another node or a disk because computing them is "
+               "faster",
                fetches.declined);
   page.counter("fetch_bytes_total", "Bytes of blocks read from other nodes, whole and in time",
                fetches.bytes);
-  page.counters("fetch_troubles_total", "Blocks whose read from another node did not go as planned",
-                "reason",
+  page.counter("fetch_joined_blocks_total",
+               "Requested blocks that were in flight for another request already",
+               store.fetches_joined);
+  page.counter("fetch_no_room_total",
+               "Claims without room for all blocks that another node or a disk would deliver",
+               store.fetches_no_room);
+  page.gauge("fetch_bytes", "Bytes of slots that fetches hold", number(store.fetch_bytes));
+}
+
+void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
+  const FetchStats& fetches = nodes.fetches;
+  const cluster::PeerSourceStats& source = nodes.source;
+  const engine::BlockStore::Stats& store = now.cache.store;
+  page.counters("fetch_troubles_total",
+                "Blocks whose read from another node or a disk did not go as planned", "reason",
                 {{"retried", number(fetches.retried)},
                  {"lease_ended", number(source.outlived)},
                  {"unconfirmed", number(source.unconfirmed)},
@@ -434,15 +454,9 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
     page.sample(number(source.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
   }
-  page.counter("fetch_joined_blocks_total",
-               "Requested blocks that were in flight for another request already",
-               store.fetches_joined);
-  page.counter("fetch_no_room_total", "Claims without room for all blocks that were lent",
-               store.fetches_no_room);
   page.gauge("fetch_batches", "Reads from other nodes in flight", number(source.batches));
   page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
              std::chrono::duration<double>(source.oldest).count());
-  page.gauge("fetch_bytes", "Bytes of slots that fetches hold", number(store.fetch_bytes));
   page.begin(Type::Histogram, "fetch_duration_seconds",
              "Duration of reads from other nodes, one for each batch");
   page.histogram(source.duration, {});
@@ -461,6 +475,92 @@ void fetches(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
                  {"shortened", number(store.leases_shortened)}});
 }
 
+/// One sample for each disk.
+void by_disk(MetricsPage& page, Type type, const char* name, const char* help, const SsdReport& ssd,
+             const std::function<double(const SsdReport::OneDisk&)>& value) {
+  page.begin(type, name, help);
+  for (const SsdReport::OneDisk& disk : ssd.disks) page.sample(value(disk), {{"disk", disk.path}});
+}
+
+void disk_states(MetricsPage& page, const SsdReport& ssd) {
+  using OneDisk = SsdReport::OneDisk;
+  page.begin(Type::Gauge, "ssd_disk_state", "1 for the present state of each disk of the SSD tier");
+  for (const OneDisk& disk : ssd.disks) {
+    page.sample(1, {{"disk", disk.path}, {"state", disk.state}});
+  }
+  by_disk(page, Type::Gauge, "ssd_capacity_bytes", "Bytes of all segments of a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.capacity_bytes); });
+  by_disk(page, Type::Gauge, "ssd_blocks", "Blocks that can be found on a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.blocks); });
+  by_disk(page, Type::Gauge, "ssd_index_bytes", "Memory of the index of a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.index_bytes); });
+  by_disk(page, Type::Gauge, "ssd_segments", "Segments of a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.segments); });
+  by_disk(page, Type::Gauge, "ssd_free_segments", "Segments of a disk that were never filled", ssd,
+          [](const OneDisk& disk) { return number(disk.free_segments); });
+  by_disk(page, Type::Gauge, "ssd_bytes_in_flight", "Bytes that a disk reads and writes now", ssd,
+          [](const OneDisk& disk) { return number(disk.bytes_in_flight); });
+  by_disk(page, Type::Gauge, "ssd_breaker_open",
+          "1 while a disk is not read because its reads failed", ssd,
+          [](const OneDisk& disk) { return disk.is_breaker_open ? 1.0 : 0.0; });
+  by_disk(page, Type::Gauge, "ssd_scan_seconds",
+          "Time in which the blocks of an earlier process were found again; 0 until then", ssd,
+          [](const OneDisk& disk) { return disk.scan_seconds; });
+  by_disk(page, Type::Gauge, "ssd_scan_segments", "Segments that were scanned since the start", ssd,
+          [](const OneDisk& disk) { return number(disk.scanned_segments); });
+}
+
+void disk_traffic(MetricsPage& page, const SsdReport& ssd) {
+  using OneDisk = SsdReport::OneDisk;
+  by_disk(page, Type::Counter, "ssd_read_bytes_total", "Bytes of blocks read from a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.read_bytes); });
+  by_disk(page, Type::Counter, "ssd_hits_blocks_total", "Blocks read from a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.read_blocks); });
+  by_disk(page, Type::Counter, "ssd_read_seconds_total",
+          "Sum of the times of all reads of blocks, waiting included", ssd,
+          [](const OneDisk& disk) { return disk.read_seconds; });
+  by_disk(page, Type::Counter, "ssd_write_bytes_total",
+          "Bytes written to a disk, of blocks and tables", ssd,
+          [](const OneDisk& disk) { return number(disk.written_bytes + disk.table_bytes); });
+  by_disk(page, Type::Counter, "ssd_written_blocks_total", "Blocks written to a disk", ssd,
+          [](const OneDisk& disk) { return number(disk.written_blocks); });
+  by_disk(page, Type::Counter, "ssd_reclaimed_blocks_total",
+          "Blocks lost because their segment was used again", ssd,
+          [](const OneDisk& disk) { return number(disk.reclaimed_blocks); });
+  by_disk(page, Type::Counter, "ssd_proof_failures_total",
+          "Blocks that were read and are not what was saved; each was a miss", ssd,
+          [](const OneDisk& disk) { return number(disk.proof_failures); });
+  by_disk(page, Type::Counter, "ssd_damaged_blocks_total",
+          "Blocks that differed in the pool from what was saved when they were to be written", ssd,
+          [](const OneDisk& disk) { return number(disk.damaged_blocks); });
+  page.begin(Type::Counter, "ssd_errors_total", "Reads and writes of a disk that failed");
+  for (const OneDisk& disk : ssd.disks) {
+    page.sample(number(disk.read_errors), {{"disk", disk.path}, {"op", "read"}});
+    page.sample(number(disk.write_errors), {{"disk", disk.path}, {"op", "write"}});
+  }
+}
+
+void disks(MetricsPage& page, const SsdReport& ssd) {
+  disk_states(page, ssd);
+  disk_traffic(page, ssd);
+  page.counters("ssd_rejected_blocks_total", "Blocks that were not written to a disk", "reason",
+                {{"budget", number(ssd.rejected_budget)},
+                 {"too_large", number(ssd.rejected_too_large)},
+                 {"slow", number(ssd.evicted_unwritten)},
+                 {"error", number(ssd.failed_writes)}});
+  page.counter("ssd_renewed_blocks_total",
+               "Blocks that were written to a disk again because they were read, and their segment "
+               "was about to be used again",
+               ssd.renewed_blocks);
+  page.gauge("ssd_reads_in_flight", "Blocks that are being read from disks, late ones included",
+             number(ssd.reads_in_flight));
+  page.counter("ssd_late_blocks_total", "Blocks that a disk did not deliver before their deadline",
+               ssd.late_blocks);
+  page.gauge("ssd_waits_for_peers",
+             "1 while blocks of an earlier process wait for the epochs of all peers",
+             ssd.waits_for_nodes ? 1 : 0);
+}
+
 }  // namespace
 
 std::string metrics_page(const Snapshot& snapshot) {
@@ -474,7 +574,12 @@ std::string metrics_page(const Snapshot& snapshot) {
   calls(page, snapshot.rpc);
   if (snapshot.nodes) {
     peers(page, *snapshot.nodes);
-    fetches(page, snapshot, *snapshot.nodes);
+    fetches(page, snapshot.nodes->fetches, snapshot.cache.store);
+    peer_reads(page, snapshot, *snapshot.nodes);
+  }
+  if (snapshot.ssd) {
+    if (!snapshot.nodes) fetches(page, snapshot.ssd->fetches, snapshot.cache.store);
+    disks(page, *snapshot.ssd);
   }
   page.begin(Type::Gauge, "build_info", "The server's version");
   page.sample(1, {{"version", kVersion}});

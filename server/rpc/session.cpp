@@ -12,12 +12,15 @@
 #include "server/cache/resets.h"
 #include "server/rpc/in_order.h"
 #include "server/rpc/measured.h"
+#include "server/ssd/ssd_tier.h"
 
 namespace pegaflow::server {
 namespace {
 
 /// The longest wait of an open for blocks, whatever its caller requests.
 constexpr std::chrono::milliseconds kLongestPatience{10000};
+/// A disk that has not recorded a reset by then may never do it.
+constexpr kj::Duration kRecordPatience = 2 * kj::SECONDS;
 
 class PoolImpl final : public wire::Pool::Server {
  public:
@@ -301,12 +304,30 @@ class SessionImpl final : public wire::Session::Server {
       return finish(measured, reset);
     }
     call.getResults().setGeneration(reset->generation);
-    if (context_.peers == nullptr) return finish(measured, reset);
+    if (context_.peers == nullptr) return record_reset(call, measured, *reset);
     return spread_reset(service_, *context_.peers, context_.watches, context_.clock, reset->space)
         .then([this, call, measured, reset](std::vector<std::string>&& unconfirmed) mutable {
           auto list = call.getResults().initUnconfirmed(static_cast<unsigned>(unconfirmed.size()));
           for (unsigned i = 0; i < list.size(); ++i) list.set(i, unconfirmed[i].c_str());
-          return finish(measured, reset);
+          return record_reset(call, measured, *reset);
+        });
+  }
+
+  /// Answers once the disks have recorded the reset.
+  kj::Promise<void> record_reset(ResetCacheContext call, const Measured& measured,
+                                 const CacheService::Reset& reset) {
+    if (context_.ssd == nullptr) return finish(measured, Result<CacheService::Reset>(reset));
+    return context_.ssd->record_epochs()
+        .exclusiveJoin(context_.timer.afterDelay(kRecordPatience).then([]() { return false; }))
+        .then([this, call, measured, reset](bool is_durable) mutable {
+          Result<CacheService::Reset> recorded = reset;
+          if (!is_durable) {
+            recorded = fail(Errc::kIo,
+                            "the reset took effect, but a disk of the SSD cache did not record it; "
+                            "remove its file before the next start: see the server's log");
+            write_error(recorded.error(), call.getResults().initError());
+          }
+          return finish(measured, recorded);
         });
   }
 

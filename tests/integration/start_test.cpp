@@ -265,12 +265,12 @@ TEST_SUITE("start") {
 
   TEST_CASE("ignored flags are accepted with one warning each") {
     ServerProcess server(
-        {.arguments = {"--devices", "0,1", "--hint-value-size", "1mb", "--ssd-cache-path",
-                       "/nowhere", "--max-prefetch-blocks", "800"}});
+        {.arguments = {"--devices", "0,1", "--hint-value-size", "1mb", "--ssd-cache-shards", "4",
+                       "--max-prefetch-blocks", "800"}});
 
     CHECK(has(server.log(), "--devices has no effect"));
     CHECK(has(server.log(), "--hint-value-size has no effect"));
-    CHECK(has(server.log(), "--ssd-cache-path has no effect"));
+    CHECK(has(server.log(), "--ssd-cache-shards has no effect"));
     CHECK(has(server.log(), "--max-prefetch-blocks has no effect"));
   }
 

@@ -11,7 +11,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "capnp": ("base/", "capnp/", "transport/region.h"),
     "transport": ("base/", "transport/"),
     "engine": ("base/", "engine/"),
-    "cluster": ("base/", "capnp/", "cluster/", "engine/types/namespace_factors.h", "transport/"),
+    "cluster": (
+        "base/",
+        "capnp/",
+        "cluster/",
+        "engine/ssd/proof.h",
+        "engine/types/namespace_factors.h",
+        "transport/",
+    ),
     "client": (
         "base/",
         "capnp/",

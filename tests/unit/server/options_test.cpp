@@ -44,7 +44,10 @@ TEST_SUITE("ServerOptions") {
     CHECK(options.use_hugepages);
     CHECK(options.addr == "127.0.0.1:50056");
     CHECK(options.metric_windows == std::vector<std::string>{"15m", "1h", "1d"});
-    CHECK(table.ignored().size() == 12);
+    CHECK(table.ignored().size() == 10);
+    CHECK(options.ssd_cache_path == std::vector<std::string>{"/x"});
+    CHECK(options.ssd_cache_capacity_bytes == std::uint64_t{1} << 40);
+    CHECK(options.ssd_backend() == DiskBackend::kAuto);
     CHECK(options.eviction_policy() == engine::EvictionKind::kLru);
   }
 
