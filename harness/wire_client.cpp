@@ -241,9 +241,11 @@ Result<void> WireClient::unclaim(const Id128& token) {
 
 Result<std::vector<std::uint32_t>> WireClient::open(const Id128& token, std::uint32_t first,
                                                     std::uint32_t count, std::uint64_t pin,
-                                                    std::uint8_t kind) {
+                                                    std::uint8_t kind, Duration patience) {
   return guarded([&] {
     auto request = session_.openRequest();
+    request.setPatienceMs(static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(patience).count()));
     write_id(token, request.initToken());
     request.setKind(kind);
     request.setFirst(first);

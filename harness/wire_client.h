@@ -15,6 +15,7 @@
 #include <kj/io.h>
 
 #include "base/block_key.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
@@ -113,10 +114,11 @@ class WireClient {
   };
   Result<Boundaries> boundaries(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
   /// Opens blocks `first` to `first + count` of a claim's range of that kind with one pin; returns
-  /// a slot for each.
+  /// a slot for each. Of those in flight it waits up to `patience` for the first, and returns the
+  /// slots of those that have arrived.
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
                                           std::uint32_t count, std::uint64_t pin,
-                                          std::uint8_t kind = 0);
+                                          std::uint8_t kind = 0, Duration patience = {});
   /// Opens `count` blocks of a claim with one pin each, numbered from `first_pin` on, several at
   /// once. Errors: the first of the server's.
   Result<void> open_each(const Id128& token, std::uint32_t count, std::uint64_t first_pin);

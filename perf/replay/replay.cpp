@@ -28,6 +28,8 @@ struct ReplayOptions {
   std::vector<std::string> eviction = {"lru", "slru", "s3-fifo", "weighted-lru"};
   std::int64_t requests = 0;
   std::int64_t rounds = 24;
+  std::int64_t ssd_blocks = 0;
+  Duration pause{};
   std::int64_t nodes = 1;
   std::string deal = "round-robin";
 };
@@ -97,11 +99,13 @@ Result<std::vector<ReplayResult>> replay_size(const ReplayOptions& options, std:
   std::vector<std::unique_ptr<ReplayPool>> pools;
   std::vector<ReplayResult> results;
   for (const std::string& name : options.eviction) {
-    PEGA_TRY_LET(auto pool,
-                 ReplayPool::start(io, {.program = options.common.server,
-                                        .blocks = blocks,
-                                        .eviction = name,
-                                        .seed = static_cast<std::uint64_t>(options.common.seed)}));
+    PEGA_TRY_LET(auto pool, ReplayPool::start(
+                                io, {.program = options.common.server,
+                                     .blocks = blocks,
+                                     .eviction = name,
+                                     .seed = static_cast<std::uint64_t>(options.common.seed),
+                                     .ssd_blocks = static_cast<std::uint64_t>(options.ssd_blocks),
+                                     .pause = options.pause}));
     pools.push_back(std::move(pool));
     results.push_back({.blocks = blocks, .eviction = name});
   }
@@ -159,11 +163,7 @@ Result<std::vector<Figure>> replay_nodes(const ReplayOptions& options,
   return figures;
 }
 
-}  // namespace
-
-Outcome run_replay(int argc, const char* const* argv) {
-  ReplayOptions options;
-  OptionTable table("pegaflow-perf replay", about());
+void declare(OptionTable& table, ReplayOptions& options) {
   declare(table, options.common);
   table.text("trace", options.trace,
              "A trace in Mooncake's format: one JSON object per line with timestamp, input_length, "
@@ -178,16 +178,33 @@ Outcome run_replay(int argc, const char* const* argv) {
   table.integer("rounds", options.rounds, 1, 10'000,
                 "Parts of the trace, between which the policies alternate. A part of some hundred "
                 "requests is long compared with the resolution of a process's CPU clock.");
+  table.integer("ssd-blocks", options.ssd_blocks, 0, 100'000'000,
+                "Blocks that a disk below each pool takes: a file of the SSD tier in the temporary "
+                "directory; 0: none.");
+  table.duration("pause", options.pause, Duration::zero(), std::chrono::seconds(1),
+                 "Pause after each request, in which a disk may write what is evicted next: traces "
+                 "are replayed hundreds of times faster than they were recorded.");
   table.integer(
       "nodes", options.nodes, 1, 64,
       "Number of nodes with pools of --blocks each that fetch from each other: real stores "
       "in this process over a simulated network, beside one pool of their total size.");
   table.text("deal", options.deal, "Choice of the node for each request: round-robin or random.");
+}
+
+}  // namespace
+
+Outcome run_replay(int argc, const char* const* argv) {
+  ReplayOptions options;
+  OptionTable table("pegaflow-perf replay", about());
+  declare(table, options);
   PEGA_TRY_LET(const OptionTable::Next next, table.parse(argc, argv, std::cout));
   if (next == OptionTable::Next::kExit) return std::nullopt;
 
   PEGA_TRY_LET(const std::vector<std::uint64_t> sizes, pool_sizes(options.blocks));
   PEGA_TRY(check_policies(options.eviction));
+  if (options.nodes > 1 && options.ssd_blocks != 0) {
+    return fail(Errc::kInvalidArgument, "--ssd-blocks: several --nodes have no disks here");
+  }
   PEGA_TRY_LET(const RequestTrace trace, trace_of(options));
   PEGA_TRY_LET(const Conditions conditions, begin_run(options.common));
   const std::string what = fmt::format("{}: {}", trace.name, describe(trace));

@@ -3,14 +3,24 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
+
+#include <fmt/format.h>
 
 #include "base/page_layout.h"
+#include "engine/ssd/format.h"
 #include "perf/lib/workload.h"
 
 namespace pegaflow::perf {
 namespace {
 
 constexpr std::size_t kKeyBytes = BlockKey::kMaxBytes;
+
+/// Blocks of a segment of 1 MiB: its table has one page.
+constexpr std::uint64_t kSegmentBlocks = engine::ssd::kEntriesPerPage;
+constexpr std::uint64_t kHeadSegments = engine::ssd::kLogOffset / (1 << 20);
+/// A block that a disk does not deliver by then will not come.
+constexpr Duration kDiskPatience = std::chrono::seconds(5);
 
 /// The total time of some calls.
 class Stopwatch {
@@ -43,22 +53,36 @@ bool has_name(std::span<const std::byte> page, const BlockKey& key) {
 
 }  // namespace
 
-ReplayPool::ReplayPool(harness::ServerProcess server, std::unique_ptr<harness::WireClient> client,
+ReplayPool::ReplayPool(std::optional<harness::TemporaryDirectory> disk,
+                       harness::ServerProcess server, std::unique_ptr<harness::WireClient> client,
                        harness::Mapping pool, const Options& options)
-    : server_(std::move(server)),
+    : disk_(std::move(disk)),
+      server_(std::move(server)),
       client_(std::move(client)),
       pool_(std::move(pool)),
       blocks_(options.blocks),
+      pause_(options.pause),
       keys_(options.seed),
       page_(kSmallPageBytes) {}
 
 Result<std::unique_ptr<ReplayPool>> ReplayPool::start(kj::AsyncIoContext& io,
                                                       const Options& options) {
   const std::uint64_t bytes = options.blocks * kSmallPageBytes;
+  std::vector<std::string> arguments = {"--eviction", options.eviction};
+  std::optional<harness::TemporaryDirectory> disk;
+  if (options.ssd_blocks != 0) {
+    PEGA_TRY_LET(harness::TemporaryDirectory made, harness::TemporaryDirectory::create());
+    disk.emplace(std::move(made));
+    const std::uint64_t segments =
+        (options.ssd_blocks + kSegmentBlocks - 1) / kSegmentBlocks + kHeadSegments;
+    arguments.insert(arguments.end(),
+                     {"--ssd-cache-path", disk->path() + "/ssd", "--ssd-cache-capacity",
+                      fmt::format("{}mb", segments), "--ssd-segment-size", "1mb"});
+  }
   PEGA_TRY_LET(harness::ServerProcess server,
                harness::ServerProcess::start({.program = options.program,
                                               .pool_size = std::to_string(bytes),
-                                              .arguments = {"--eviction", options.eviction}}));
+                                              .arguments = std::move(arguments)}));
   PEGA_TRY_LET(std::unique_ptr<harness::WireClient> client,
                harness::WireClient::connect(io, server.socket_path()));
   PEGA_TRY_LET(const harness::WireClient::Registered registered,
@@ -72,12 +96,15 @@ Result<std::unique_ptr<ReplayPool>> ReplayPool::start(kj::AsyncIoContext& io,
   }
   PEGA_TRY_LET(harness::Mapping pool,
                harness::Mapping::shared(registered.pool.get(), registered.pool_bytes));
-  return std::unique_ptr<ReplayPool>(
-      new ReplayPool(std::move(server), std::move(client), std::move(pool), options));
+  return std::unique_ptr<ReplayPool>(new ReplayPool(std::move(disk), std::move(server),
+                                                    std::move(client), std::move(pool), options));
 }
 
 Result<void> ReplayPool::replay(std::span<const Prompt> prompts) {
-  for (const Prompt& prompt : prompts) PEGA_TRY(serve(prompt));
+  for (const Prompt& prompt : prompts) {
+    PEGA_TRY(serve(prompt));
+    if (pause_ != Duration::zero()) std::this_thread::sleep_for(pause_);
+  }
   return {};
 }
 
@@ -95,36 +122,58 @@ Result<void> ReplayPool::serve(const Prompt& prompt) {
 
 Result<std::size_t> ReplayPool::load(const Prompt& prompt, std::span<const BlockKey> keys) {
   Stopwatch question;
-  PEGA_TRY_LET(const std::uint32_t sealed, question.time([&] { return lookup(*client_, keys); }));
-  std::uint32_t ready = 0;
+  PEGA_TRY_LET(const harness::WireClient::Found known,
+               question.time([&] { return client_->lookup(keys); }));
+  if (!known.complete) return fail(Errc::kRefused, "the instance is not complete");
+  const std::uint32_t sealed = known.blocks + known.elsewhere;
+  std::uint32_t claimed = 0;
   const Id128 token = Id128::random();
   if (sealed != 0) {
-    PEGA_TRY_LET(const harness::WireClient::Found claimed,
+    PEGA_TRY_LET(const harness::WireClient::Found made,
                  question.time([&] { return client_->claim(token, keys.first(sealed)); }));
-    ready = claimed.blocks;
-    seen_.shortened += sealed - ready;
+    claimed = made.blocks + made.elsewhere;
+    seen_.shortened += sealed - claimed;
   }
   seen_.question_us.push_back(question.microseconds());
-  if (ready == 0) return 0;
+  if (claimed == 0) return 0;
 
   Stopwatch load;
-  const std::uint64_t pin = next_pin_++;
-  PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-               load.time([&] { return client_->open(token, 0, ready, pin); }));
-  if (slots.size() != ready) {
-    return fail(Errc::kInternal, "{} slots came for {} blocks", slots.size(), ready);
+  std::uint32_t opened = 0;
+  std::vector<std::uint64_t> pins;
+  while (opened < claimed) {
+    pins.push_back(next_pin_++);
+    const auto slots = load.time([&] {
+      return client_->open(token, opened, claimed - opened, pins.back(), 0, kDiskPatience);
+    });
+    if (!slots || slots->empty()) {
+      if (disk_) break;  // A block that the disk does not have any longer.
+      return slots ? fail(Errc::kInternal, "no slot came for {} blocks", claimed)
+                   : Result<std::size_t>(tl::unexpected<Error>(slots.error()));
+    }
+    PEGA_TRY(read(prompt, opened, *slots));
+    opened += static_cast<std::uint32_t>(slots->size());
   }
-  for (std::uint32_t i = 0; i < ready; ++i) {
+  seen_.lost += claimed - opened;
+  for (std::size_t i = 0; i + 1 < pins.size(); ++i) {
+    PEGA_TRY(load.time([&] { return client_->release(pins[i]); }));
+  }
+  PEGA_TRY(load.time([&] { return client_->end_load(pins.back(), token); }));
+  seen_.load_us.push_back(load.microseconds());
+  return opened;
+}
+
+/// Copies the pages of the prompt's blocks from `first` on out of their slots, and checks them.
+Result<void> ReplayPool::read(const Prompt& prompt, std::uint32_t first,
+                              std::span<const std::uint32_t> slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
     PEGA_TRY_LET(const std::span<std::byte> from, page(slots[i]));
     std::copy(from.begin(), from.end(), page_.begin());
-    if (!has_name(page_, keys_.key(prompt[i]))) {
+    if (!has_name(page_, keys_.key(prompt[first + i]))) {
       return fail(Errc::kCorrupt, "the page of block {} holds the bytes of another block",
-                  prompt[i]);
+                  prompt[first + i]);
     }
   }
-  PEGA_TRY(load.time([&] { return client_->end_load(pin, token); }));
-  seen_.load_us.push_back(load.microseconds());
-  return ready;
+  return {};
 }
 
 Result<void> ReplayPool::save(const Prompt& prompt, std::size_t first,
@@ -168,10 +217,18 @@ Result<ReplayPool::Counted> ReplayPool::count() const {
     const auto found = metrics.find(name);
     return found == metrics.end() ? ~std::uint64_t{0} : static_cast<std::uint64_t>(found->second);
   };
-  const Counted counted{.evictions = value("pegaflow_cache_block_evictions_total"),
+  const Counted of_pool{.evictions = value("pegaflow_cache_block_evictions_total"),
                         .resident = value("pegaflow_cache_resident_blocks"),
                         .saved_bytes = value("pegaflow_save_bytes_total"),
                         .loaded_bytes = value("pegaflow_load_bytes_total")};
+  Counted counted = of_pool;
+  const std::string disk = disk_ ? "{disk=\"" + disk_->path() + "/ssd\"}" : "";
+  if (disk_) {
+    counted.ssd_written = value("pegaflow_ssd_written_blocks_total" + disk);
+    counted.ssd_restored = value(R"(pegaflow_fetch_blocks_total{result="restored"})");
+    counted.ssd_unwritten = value(R"(pegaflow_ssd_rejected_blocks_total{reason="slow"})");
+    counted.ssd_blocks = value("pegaflow_ssd_blocks" + disk);
+  }
   struct Pair {
     const char* what;
     std::uint64_t counted;
@@ -179,7 +236,8 @@ Result<ReplayPool::Counted> ReplayPool::count() const {
   };
   for (const Pair& pair :
        {Pair{"blocks saved", value("pegaflow_cache_block_insertions_total"), seen_.saved},
-        Pair{"blocks saved", counted.evictions + counted.resident, seen_.saved},
+        Pair{"blocks saved and restored", counted.evictions + counted.resident,
+             seen_.saved + counted.ssd_restored},
         Pair{"bytes saved", counted.saved_bytes, seen_.saved * kSmallPageBytes},
         Pair{"bytes loaded", counted.loaded_bytes, seen_.found * kSmallPageBytes},
         Pair{"claims left", value("pegaflow_claims"), 0},

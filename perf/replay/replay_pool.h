@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,7 +26,8 @@ inline constexpr std::uint64_t kLeastPoolBlocks = 256;
 ///
 /// Each request makes the calls of the connector, one after the other: lookup; if it finds blocks,
 /// claim, open, copy the pages out, release; for all other blocks reserve, copy the pages in,
-/// publish. Every page contains the key of its block, which each load checks.
+/// publish. Blocks that come from the server's disk are opened as they arrive. Every page contains
+/// the key of its block, which each load checks.
 ///
 /// Thread-bound to the thread of `io`, which outlives it.
 class ReplayPool {
@@ -35,6 +37,9 @@ class ReplayPool {
     std::uint64_t blocks = 0;
     std::string eviction;    ///< Name of a policy.
     std::uint64_t seed = 0;  ///< Seed of the keys.
+    /// Blocks that the server's disk takes, in whole segments; 0: it has no disk.
+    std::uint64_t ssd_blocks = 0;
+    Duration pause{};  ///< After each request.
   };
   /// Errors: as ServerProcess::start(); the server's; kRefused when its pool has another size, as
   /// where huge pages are reserved and the pool is not a multiple of them.
@@ -57,6 +62,7 @@ class ReplayPool {
     std::uint64_t found = 0;          ///< Blocks loaded, as prefixes.
     std::uint64_t saved = 0;          ///< Blocks that got a slot and were published.
     std::uint64_t shortened = 0;      ///< Blocks found and not claimed, at the limit of a share.
+    std::uint64_t lost = 0;           ///< Claimed blocks in flight from the disk that did not come.
     std::vector<double> question_us;  ///< Lookup, and claim if blocks were found.
     std::vector<double> load_us;      ///< Open and release, without the copies.
     std::vector<double> save_us;      ///< Reserve and publish, without the copies.
@@ -69,24 +75,34 @@ class ReplayPool {
     std::uint64_t resident = 0;  ///< Blocks in the pool now.
     std::uint64_t saved_bytes = 0;
     std::uint64_t loaded_bytes = 0;
+    // Of the disk.
+    std::uint64_t ssd_written = 0;    ///< Blocks, those written again included.
+    std::uint64_t ssd_restored = 0;   ///< Blocks that were read into the pool.
+    std::uint64_t ssd_unwritten = 0;  ///< Blocks evicted before they were written.
+    std::uint64_t ssd_blocks = 0;     ///< Blocks on the disk now.
   };
   /// Reads the server's counts and compares them with the engine's. Errors: kInternal when they
   /// differ or a claim, a pin or a reservation is left; kPeerLost.
   [[nodiscard]] Result<Counted> count() const;
 
  private:
-  ReplayPool(harness::ServerProcess server, std::unique_ptr<harness::WireClient> client,
-             harness::Mapping pool, const Options& options);
+  ReplayPool(std::optional<harness::TemporaryDirectory> disk, harness::ServerProcess server,
+             std::unique_ptr<harness::WireClient> client, harness::Mapping pool,
+             const Options& options);
   Result<void> serve(const Prompt& prompt);
   /// Loads a prefix of `prompt` and returns its length.
   Result<std::size_t> load(const Prompt& prompt, std::span<const BlockKey> keys);
+  Result<void> read(const Prompt& prompt, std::uint32_t first,
+                    std::span<const std::uint32_t> slots);
   Result<void> save(const Prompt& prompt, std::size_t first, std::span<const BlockKey> keys);
   [[nodiscard]] Result<std::span<std::byte>> page(std::uint32_t slot) const;
 
+  std::optional<harness::TemporaryDirectory> disk_;
   harness::ServerProcess server_;  // Outlives its client.
   std::unique_ptr<harness::WireClient> client_;
   harness::Mapping pool_;
   std::uint64_t blocks_;
+  Duration pause_;
   KeySource keys_;
   std::vector<std::byte> page_;  ///< One block of the engine.
   std::uint64_t next_pin_ = 1;

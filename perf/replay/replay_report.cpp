@@ -133,6 +133,19 @@ Result<std::vector<Figure>> replay_figures(const RequestTrace& trace,
     add_count("saved", "bytes", result.counted.saved_bytes);
     add_count("loaded", "bytes", result.counted.loaded_bytes);
     add_count("found and not claimed", "blocks", result.seen.shortened);
+    if (result.counted.ssd_written != 0) {
+      figures.push_back({.run = "written to the disk",
+                         .params = params,
+                         .figure = static_cast<double>(result.counted.ssd_written) /
+                                   static_cast<double>(result.seen.asked),
+                         .unit = "of the requested blocks",
+                         .n = result.seen.requests,
+                         .spread = "exact"});
+      add_count("read from the disk", "blocks", result.counted.ssd_restored);
+      add_count("evicted before they were written", "blocks", result.counted.ssd_unwritten);
+      add_count("on the disk at the end", "blocks", result.counted.ssd_blocks);
+      add_count("claimed and not delivered by the disk", "blocks", result.seen.lost);
+    }
     add_times("lookup and claim", result.seen.question_us, params, figures);
     add_times("load", result.seen.load_us, params, figures);
     add_times("save", result.seen.save_us, params, figures);
@@ -170,6 +183,16 @@ std::string replay_table(std::span<const ReplayResult> results, std::span<const 
          quantiles(figures, result, "lookup and claim"), quantiles(figures, result, "load"),
          quantiles(figures, result, "save"), fmt::format("{:.1f}", result.mean_cpu_us),
          std::move(cpu_ratio)});
+    if (result.counted.ssd_written != 0) {
+      notes += fmt::format(
+          "{}pool of {} blocks, {}: written to the disk {:.4f} of the requested blocks; {} blocks "
+          "read from it, {} evicted before they were written, {} claimed and not delivered, {} on "
+          "it at the end\n",
+          notes.empty() ? "\n" : "", grouped(result.blocks), result.eviction,
+          static_cast<double>(result.counted.ssd_written) / static_cast<double>(result.seen.asked),
+          grouped(result.counted.ssd_restored), grouped(result.counted.ssd_unwritten),
+          grouped(result.seen.lost), grouped(result.counted.ssd_blocks));
+    }
     if (result.seen.shortened != 0) {
       notes += fmt::format(
           "{}pool of {} blocks, {}: {} blocks were found and not claimed, because one engine may "
