@@ -1,9 +1,9 @@
 """Lists the problems of this machine, each with its fix.
 
 Checks the server's socket and its permissions, the versions of client, server and wire, huge pages,
-memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, other nodes and the
-lane to each, and the connected engines: the namespace of each, and the factors that separate two
-engines of one model. Changes nothing.
+memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, the disks of its SSD
+tier, other nodes and the lane to each, and the connected engines: the namespace of each, and the
+factors that separate two engines of one model. Changes nothing.
 
 The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
 PEGAFLOW_PORT, or --addr. Exits with 1 if there is a problem.
@@ -15,12 +15,12 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.cli import endpoint, machine, rdma, server_view
+from pegaflow.cli import disk_path, disks, endpoint, machine, rdma, server_view
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
 #: The doctor's instance name; it is not an engine, and not shown as one.
@@ -39,12 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=server_view.DEFAULT_HTTP,
         help="the server's --http-addr (default: %(default)s)",
     )
+    parser.add_argument(
+        "--ssd-cache-path",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also check a file, or a directory for one, for the server's --ssd-cache-path; may be "
+        "repeated",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     _native.set_log_level("off")  # the findings contain what the client would log
-    findings = list(examine(options.addr or endpoint.addr_from(os.environ), options.http_addr))
+    addr = options.addr or endpoint.addr_from(os.environ)
+    findings = [*examine(addr, options.http_addr), *_paths(options.ssd_cache_path)]
     if options.json:
         print(as_json(_native.__version__, findings))
     else:
@@ -77,6 +86,8 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     if health is not None:
         yield from rdma.check_peers(nodes)
         yield from server_view.check_numa(health, instances, machine.memory_nodes())
+    if health is not None and samples is not None:
+        yield from disks.check_disks(health.get("ssd", []), samples, listener.pid)
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
@@ -151,3 +162,13 @@ def _machine(
     yield from rdma.check_devices(ports)
     if finding := rdma.check_ucx(rdma.find_ucx(), ports):
         yield finding
+
+
+def _paths(paths: Sequence[str]) -> Iterator[Finding]:
+    # The server takes a list in one option too.
+    each = [path for text in paths for path in text.split(",") if path]
+    for path in each:
+        yield from disk_path.check_path(path)
+    if each:
+        yield disk_path.check_io_uring()
+        yield disk_path.check_registration()

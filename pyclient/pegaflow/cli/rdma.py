@@ -13,7 +13,7 @@ from typing import Any
 from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
 from pegaflow.cli.machine import format_bytes
 
-_MEMLOCK_FIX = (
+MEMLOCK_FIX = (
     "LimitMEMLOCK=infinity in the server's unit, --ulimit memlock=-1 for a container, or "
     "`ulimit -l unlimited` before it starts"
 )
@@ -173,7 +173,7 @@ def check_locked_memory(
     detail += f"; each of {cards} RDMA cards registers the whole pool"
     if needed:
         detail += f", {format_bytes(needed)} in all (root needs no limit)"
-    return Finding("locked memory", ADVICE, detail, _MEMLOCK_FIX)
+    return Finding("locked memory", ADVICE, detail, MEMLOCK_FIX)
 
 
 @dataclasses.dataclass(frozen=True)
