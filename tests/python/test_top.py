@@ -16,9 +16,12 @@ import time
 import pytest
 
 from pegaflow.cli import server_view, top
+from tests.python.conftest import server_binary
 from tests.python.harness import Engine
 from tests.python.test_connector_kinds import engine_of
 from tests.python.test_kinds_expectations import prompt_of
+from tests.support.disk_server import BLOCK, BLOCKS, DiskEngine, disk_options
+from tests.support.vllm_server import PegaServer
 
 TOP = [sys.executable, "-m", "pegaflow", "top"]
 DEADLINE_S = 60
@@ -110,6 +113,69 @@ def test_one_view_as_text(own_pega, prompt):
     assert "ceiling" in done.stdout
     assert "64 MiB" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_the_disks_are_shown_with_their_traffic(short_path):
+    directory = short_path / "disks"
+    words = disk_options([directory / "one"])
+    with PegaServer(server_binary(), directory, pool_size="64mb", arguments=words) as server:
+        with DiskEngine(server) as engine:
+            engine.save()
+        assert server.stop() == 0
+        server.start()
+        with DiskEngine(server) as engine:
+            assert engine.load() == BLOCKS
+        view = json.loads(run_top("--once", "--json", "--http-addr", server.http).stdout)
+        text = run_top("--once", "--http-addr", server.http).stdout
+    path = f"{directory}/one/pegaflow.ssd"
+    ssd = view["ssd"]
+    (disk,) = ssd["disks"].values()
+    assert ssd["disks"].keys() == {path}
+    assert disk["state"] == "ready"
+    assert not disk["breaker_open"]
+    assert disk["bytes"] == 60 << 20
+    # 4 MiB of blocks and tables in segments of 4 MiB.
+    assert disk["used_share"] == pytest.approx(2 / 15)
+    assert disk["blocks"] == disk["hit_blocks"] == BLOCKS
+    assert disk["read_bytes"] == BLOCKS * BLOCK
+    assert disk["errors"] == disk["proof_failures"] == 0
+    assert ssd["not_written"] == {"budget": 0, "too_large": 0, "slow": 0, "error": 0}
+    assert ssd["waits_for_peers"] is False
+    line = f"ssd        ready, 13% of 60 MiB, {BLOCKS} blocks, hits {BLOCKS} in all, read 4 MiB"
+    assert line in text
+    assert text.count(path) == 1
+
+
+def test_a_server_without_disks_shows_none(pega):
+    assert top.View(read(pega)).numbers()["ssd"]["disks"] == {}
+    assert not any(line.startswith("ssd") for line in top.View(read(pega)).text("x"))
+
+
+def read(server):
+    return server_view.Samples(server_view.ServerHttp(server.http).get("/metrics")[1])
+
+
+def test_lost_blocks_and_failed_reads_are_shown():
+    page = """
+pegaflow_ssd_capacity_bytes{disk="/d"} 1048576
+pegaflow_ssd_disk_state{disk="/d",state="read-only"} 1
+pegaflow_ssd_breaker_open{disk="/d"} 1
+pegaflow_ssd_segments{disk="/d"} 4
+pegaflow_ssd_proof_failures_total{disk="/d"} 2
+pegaflow_ssd_rejected_blocks_total{reason="slow"} 7
+pegaflow_ssd_rejected_blocks_total{reason="budget"} 0
+pegaflow_ssd_late_blocks_total 3
+pegaflow_ssd_waits_for_peers 1
+"""
+    lines = top.View(server_view.Samples(page)).text("x")
+    first = next(i for i, line in enumerate(lines) if line.startswith("ssd"))
+    assert lines[first] == (
+        "ssd        read-only, reads fail, 100% of 1 MiB, 0 blocks, hits 0 in all, "
+        "read 0 B in all, written 0 B in all, 2 in all failed: /d"
+    )
+    assert lines[first + 1] == (
+        "           not written: slow 7 in all; late 3 in all; earlier blocks wait for peers"
+    )
 
 
 def test_blocks_and_bytes_are_shown_by_kind(own_pega):

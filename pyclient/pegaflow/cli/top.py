@@ -1,4 +1,4 @@
-"""Shows the activity of a server: hit rate and its ceiling, the pool, traffic, latencies, misses.
+"""Shows the activity of a server: hit rate and its ceiling, pool, disks, traffic, calls, misses.
 
 Reads /metrics every --interval and shows rates since the reading before it; the first view, and
 that of --once, shows what was counted since the server started. On a terminal the view refreshes in
@@ -22,7 +22,7 @@ import tty
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from pegaflow.cli import server_view
+from pegaflow.cli import disks, server_view
 from pegaflow.cli.machine import format_bytes
 
 #: Calls whose latency matters to an engine.
@@ -224,6 +224,54 @@ class View:
             if kind in shown
         ]
 
+    def _ssd(self) -> dict[str, Any]:
+        """The disks by their path, and what they have in common; no disks without an SSD tier."""
+        paths = self.samples.by_label("pegaflow_ssd_capacity_bytes", "disk")
+        return {
+            "disks": {
+                path: {
+                    "state": disks.state_of(self.samples, path),
+                    "breaker_open": bool(self._get("ssd_breaker_open", disk=path)),
+                    "bytes": size,
+                    "used_share": disks.used_share(self.samples, path),
+                    "blocks": self._get("ssd_blocks", disk=path),
+                    "hit_blocks": self._moved("ssd_hits_blocks_total", disk=path),
+                    "read_bytes": self._moved("ssd_read_bytes_total", disk=path),
+                    "written_bytes": self._moved("ssd_write_bytes_total", disk=path),
+                    "proof_failures": self._moved("ssd_proof_failures_total", disk=path),
+                    "errors": self._moved("ssd_errors_total", disk=path),
+                }
+                for path, size in paths.items()
+            },
+            "not_written": self._moved_by("ssd_rejected_blocks_total", "reason"),
+            "late_blocks": self._moved("ssd_late_blocks_total"),
+            "waits_for_peers": bool(self._get("ssd_waits_for_peers")),
+        }
+
+    def _ssd_lines(
+        self, ssd: dict[str, Any], count: Callable[[float], str], size: Callable[[float], str]
+    ) -> list[str]:
+        """A line for each disk, its path last, and one for lost blocks if there are any."""
+        lines = []
+        for path, disk in ssd["disks"].items():
+            state = disk["state"] + (", reads fail" if disk["breaker_open"] else "")
+            used = "" if disk["used_share"] is None else f"{disk['used_share']:.0%} of "
+            wrong = disk["proof_failures"] + disk["errors"]
+            lines.append(
+                f"ssd        {state}, {used}{format_bytes(disk['bytes'])}, "
+                f"{disk['blocks']:,.0f} blocks, hits {count(disk['hit_blocks'])}, "
+                f"read {size(disk['read_bytes'])}, written {size(disk['written_bytes'])}"
+                + (f", {count(wrong)} failed" if wrong else "")
+                + f": {path}"
+            )
+        lost = [f"{reason} {count(n)}" for reason, n in ssd["not_written"].items() if n]
+        notes = [f"not written: {', '.join(lost)}"] if lost else []
+        if ssd["late_blocks"]:
+            notes.append(f"late {count(ssd['late_blocks'])}")
+        if ssd["waits_for_peers"]:
+            notes.append("earlier blocks wait for peers")
+        return [*lines, *([f"           {'; '.join(notes)}"] if notes else [])]
+
     def _windows(self) -> dict[str, dict[str, float]]:
         return {
             window: {
@@ -268,6 +316,7 @@ class View:
                 "held_blocks": self._get("held_blocks"),
                 "next_victim_idle_seconds": self._get("cache_next_victim_idle_seconds"),
             },
+            "ssd": self._ssd(),
             "quarantine": self.samples.by_label("pegaflow_quarantine_slots", "reason"),
             "clients": {
                 "connections": self._get("connections"),
@@ -285,7 +334,7 @@ class View:
     def text(self, address: str) -> list[str]:
         """The same as text."""
         now = self.numbers()
-        blocks, pool, who = now["blocks"], now["pool"], now["clients"]
+        blocks, who = now["blocks"], now["clients"]
         per, seconds = ("/s", self.seconds) if self.seconds else (" in all", 1.0)
         since = f"last {self.seconds:.1f} s" if self.seconds else "since the start"
 
@@ -295,7 +344,6 @@ class View:
         def size(value: float) -> str:
             return f"{format_bytes(value / seconds)}{per}"
 
-        used = pool["used_bytes"] / pool["bytes"] if pool["bytes"] else 0.0
         waiting = sum(now["quarantine"].values())
         lines = [
             f"pegaflow {now['version']} at {address}, {since}",
@@ -316,10 +364,8 @@ class View:
             f"saved      {size(now['bytes']['saved'])}, {count(blocks['saved'])} blocks; "
             f"{count(blocks['evicted'])} evicted, {count(blocks['not_saved_no_room'])} had no room",
             *self._kind_lines(now["kinds"], count, size),
-            f"pool       {format_bytes(pool['used_bytes'])} of {format_bytes(pool['bytes'])} "
-            f"({used:.0%}), {pool['resident_blocks']:,.0f} blocks, "
-            f"{pool['held_blocks']:,.0f} held, "
-            f"next to go unused for {_time(pool['next_victim_idle_seconds'])}",
+            _pool_line(now["pool"]),
+            *self._ssd_lines(now["ssd"], count, size),
             f"engines    {who['instances']:.0f} ({who['instances_waiting']:.0f} waiting), "
             f"{who['connections']:.0f} connections, {who['claims']:.0f} claims, "
             f"{who['pins']:.0f} pins, oldest {_time(who['oldest_pin_seconds'])}",
@@ -342,6 +388,16 @@ class View:
             f"longest ever {_time(now['turns']['longest_seconds'])}"
         )
         return lines
+
+
+def _pool_line(pool: dict[str, float]) -> str:
+    used = pool["used_bytes"] / pool["bytes"] if pool["bytes"] else 0.0
+    return (
+        f"pool       {format_bytes(pool['used_bytes'])} of {format_bytes(pool['bytes'])} "
+        f"({used:.0%}), {pool['resident_blocks']:,.0f} blocks, "
+        f"{pool['held_blocks']:,.0f} held, "
+        f"next to go unused for {_time(pool['next_victim_idle_seconds'])}"
+    )
 
 
 def _share(value: float | None) -> str:
