@@ -15,6 +15,7 @@ import yaml
 from pegaflow.api import Cache
 from pegaflow.vllm.metrics import COUNTER, GAUGE, HISTOGRAM, METRICS
 from tests.python.harness import Engine
+from tests.support.disk_server import disk_options
 from tests.support.prometheus import read_metrics
 from tests.support.promql import NotPromQL, selectors
 from tests.support.vllm_server import PegaServer, RouterServer
@@ -90,7 +91,24 @@ def node_metrics(short_path):
 
 
 @pytest.fixture(scope="module")
-def known(pega, router_metrics, node_metrics):
+def disk_metrics(short_path):
+    """The page of a server with an SSD tier."""
+    binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
+    directory = short_path / "ssd"
+    words = disk_options([directory / "disk"])
+    with PegaServer(binary, directory, pool_size="64mb", arguments=words) as server:
+        return server.metrics()
+
+
+def disk_states():
+    """All states of a disk: a page has only the present one."""
+    source = (DEPLOY.parent / "server" / "ssd" / "ssd_disk.cpp").read_text()
+    function = source[source.index("to_string(SsdDisk::State") :].split("\n}\n")[0]
+    return set(re.findall(r'return "([a-z-]+)";', function)) - {"unknown"}
+
+
+@pytest.fixture(scope="module")
+def known(pega, router_metrics, node_metrics, disk_metrics):
     """For each metric: label -> values seen, None for later values, and its kind."""
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -100,12 +118,15 @@ def known(pega, router_metrics, node_metrics):
         engine.run()
         metrics = read_metrics(pega.http)
     found = {}
-    pages = (metrics, router_metrics, node_metrics)
+    pages = (metrics, router_metrics, node_metrics, disk_metrics)
     for name, labels, _ in (sample for page in pages for sample in page.items("pegaflow_")):
         its = found.setdefault(name, {})
         for label, value in labels.items():
             its.setdefault(label, set()).add(value)
     assert len(found) > 60, "the server's page"
+    states = found["pegaflow_ssd_disk_state"]["state"]
+    assert states < disk_states()
+    states |= disk_states()
     if found["pegaflow_lane_info"]["lane"] == {"tcp"}:  # Built without UCX.
         for labels in found.values():
             labels |= {"lane": None} if "lane" in labels else {}
@@ -189,7 +210,7 @@ def test_every_metric_of_failures_is_on_the_dashboard(known):
     shown = {each.metric for _, expression in expressions() for each in selectors(expression)}
     docs = DEPLOY.parent / "docs"
     rows = []
-    for name, at_least in (("operations.md", 15), ("nodes.md", 10)):
+    for name, at_least in (("operations.md", 15), ("nodes.md", 10), ("ssd.md", 10)):
         page = (docs / name).read_text()
         table = page[page.index("## Metrics\n") :].split("\n## ")[0]
         found = [line for line in table.splitlines() if line.startswith("| `pegaflow_")]
@@ -216,6 +237,32 @@ def test_every_metric_of_lanes_is_on_the_dashboard_and_has_an_alert(known):
     # The alerts cover two of them: the lane in use, and that it broke.
     watched = named(rule["expr"] for rule in alerts())
     assert {"pegaflow_peer_lane", "pegaflow_peer_lane_falls_total"} <= watched
+
+
+def test_every_metric_of_disks_is_on_the_dashboard_and_in_the_documentation(known):
+    disks = {metric for metric in known if metric.startswith("pegaflow_ssd_")}
+    shown = {
+        each.metric
+        for panel in panels()
+        for target in panel["targets"]
+        for each in selectors(target["expr"].replace("$server", ".*").replace("$model", ".*"))
+    }
+    page = (DEPLOY.parent / "docs" / "ssd.md").read_text()
+    assert len(disks) > 15
+    assert disks <= shown
+    assert set(re.findall(r"\bpegaflow_ssd_\w*\w", page)) - {"pegaflow_ssd_"} == disks
+
+
+def test_the_alerts_of_disks_cover_each_state_that_needs_an_operator(known):
+    rules = [rule for rule in alerts() if rule["alert"].startswith("PegaflowSsd")]
+    watched = {each.metric for rule in rules for each in selectors(rule["expr"])}
+    assert {
+        "pegaflow_ssd_disk_state",
+        "pegaflow_ssd_breaker_open",
+        "pegaflow_ssd_proof_failures_total",
+        "pegaflow_ssd_bytes_in_flight",
+        "pegaflow_ssd_rejected_blocks_total",
+    } <= watched
 
 
 def test_panels_have_unique_ids_and_places():
