@@ -71,23 +71,24 @@ def test_the_example_file_with_an_unknown_option_is_rejected(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-@pytest.mark.parametrize("with_cards", [False, True])
-def test_systemd_accepts_every_line_of_the_unit(tmp_path, with_cards):
+@pytest.mark.parametrize("drop_ins", [[], ["rdma.conf"], ["ssd.conf"], ["rdma.conf", "ssd.conf"]])
+def test_systemd_accepts_every_line_of_the_unit(tmp_path, drop_ins):
     text = (SYSTEMD / "pegaflow-server.service").read_text()
     (tmp_path / "pegaflow-server.service").write_text(
         text.replace("/opt/pegaflow/bin/pegaflow-server", str(SERVER))
     )
 
-    if with_cards:
-        drop_in = tmp_path / "pegaflow-server.service.d"
-        drop_in.mkdir()
-        shutil.copy(SYSTEMD / "rdma.conf", drop_in)
+    folder = tmp_path / "pegaflow-server.service.d"
+    folder.mkdir()
+    for name in drop_ins:
+        shutil.copy(SYSTEMD / name, folder)
 
     # Man pages and users are those of the machine that runs the unit.
     done = run("systemd-analyze", "verify", "--man=no", tmp_path / "pegaflow-server.service")
 
     lines = done.stderr.splitlines()
-    mine = [line for line in lines if "pegaflow-server.service" in line or "rdma.conf" in line]
+    names = ["pegaflow-server.service", *drop_ins]
+    mine = [line for line in lines if any(name in line for name in names)]
     assert mine == []
 
 
@@ -99,7 +100,68 @@ def test_the_unit_and_the_other_files_name_the_same_user_and_directory(unit):
     assert service["Environment"] == f"PEGAFLOW_RUNTIME_DIR=/run/{service['RuntimeDirectory']}"
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_the_unit_allows_io_uring(unit):
+    assert unit["Service"]["SystemCallFilter"] == "@system-service"
+
+    def calls(group: str) -> list[str]:
+        return run("systemd-analyze", "syscall-filter", group).stdout.split()
+
+    assert "@aio" in calls("@system-service")
+    assert {"io_uring_setup", "io_uring_enter", "io_uring_register"} <= set(calls("@aio"))
+
+
+def test_the_drop_in_of_the_disks_fits_the_example_file_and_the_time_of_a_stop(tmp_path):
+    drop_in = Unit(interpolation=None, strict=False, delimiters="=")
+    drop_in.read(SYSTEMD / "ssd.conf")
+    (path,) = {drop_in["Unit"]["RequiresMountsFor"], drop_in["Service"]["ReadWritePaths"]}
+    # The command of docs/deploy.md.
+    text = (SYSTEMD / "server.conf").read_text().replace("\n#ssd-", "\nssd-")
+    with_disks = tmp_path / "server.conf"
+    with_disks.write_text(text)
+
+    done = run(SERVER, "--config", with_disks, "--print-options")
+
+    assert done.returncode == 0, done.stderr
+    assert f"ssd-cache-path = {path}" in done.stdout
+    assert int(drop_in["Service"]["TimeoutStopSec"]) > drain_s(done.stdout)
+
+
+def drain_s(printed: str) -> int:
+    """Seconds for which a server that is stopped writes and flushes."""
+    return int(re.search(r"^ssd-drain = (\d+) ?s\b", printed, re.MULTILINE)[1]) + 2
+
+
 # ---- containers
+
+
+def merged(one: dict, other: dict) -> dict:
+    """As `docker compose -f` merges two services: a command is replaced, volumes are appended."""
+    return {**one, **other, "volumes": one["volumes"] + other["volumes"]}
+
+
+@pytest.fixture
+def with_disks(services) -> dict:
+    """The server of both compose files."""
+    other = yaml.safe_load((CONTAINER / "compose.ssd.yaml").read_text())["services"]
+    assert other.keys() == {"pegaflow"}
+    return merged(services["pegaflow"], other["pegaflow"])
+
+
+def test_the_compose_file_of_the_disks_mounts_the_path_and_waits_for_the_writes(
+    services, with_disks, dockerfile
+):
+    words = with_disks["command"]
+    done = run(SERVER, *words, "--print-options")
+
+    assert done.returncode == 0, done.stderr
+    (mount,) = [each for each in with_disks["volumes"] if isinstance(each, dict)]
+    assert mount["type"] == "bind"
+    assert words[words.index("--ssd-cache-path") + 1] == mount["target"]
+    assert words[: len(services["pegaflow"]["command"])] == services["pegaflow"]["command"]
+    assert int(with_disks["stop_grace_period"].removesuffix("s")) > drain_s(done.stdout)
+    (user,) = re.findall(r"^USER (\d+):", dockerfile, re.MULTILINE)
+    assert f"-o {user} -g {user}" in (CONTAINER / "compose.ssd.yaml").read_text()
 
 
 @pytest.fixture
