@@ -34,6 +34,7 @@ from demo.claims.reload import compare_ttft, reload_all
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.claims.sglang import run_sglang
+from demo.claims.ssd import run_ssd
 from demo.client import RequestFailed
 from demo.kinds_stage import KindsStage
 from demo.nodes_stage import NAMES, NodesStage
@@ -41,6 +42,7 @@ from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
 from demo.sglang_stage import SglangStage
+from demo.ssd_stage import SsdStage
 from demo.stage import Late, Stage
 from demo.subjects import DRAFTS, MODELS
 from tests.support.network import Network, NoNetwork
@@ -54,7 +56,7 @@ EXIT_STATUS = """exit status:
   1  a claim did not hold; its differences, the servers' counters and their logs are shown
   2  the demo could not start, or an option is wrong"""
 
-AnyStage = Stage | PdStage | NodesStage | KindsStage | SglangStage
+AnyStage = Stage | PdStage | NodesStage | KindsStage | SglangStage | SsdStage
 
 
 def main(argv: list[str]) -> int:
@@ -69,11 +71,11 @@ def main(argv: list[str]) -> int:
     # A separate short path: that of a Unix socket has at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="pega-demo-") as sockets,
-        contextlib.ExitStack() as networks,
+        contextlib.ExitStack() as resources,
     ):
         logs = options.keep_logs or Path(tempfile.mkdtemp(prefix="pega-demo-logs-"))
         print(f"seed {options.seed} (repeat with --seed {options.seed}); logs in {logs}")
-        stage = _set_up(build, logs, Path(sockets), options, networks)
+        stage = _set_up(build, logs, Path(sockets), options, resources)
         if stage is None:
             return EXIT_SETUP_FAILED
         try:
@@ -85,6 +87,8 @@ def main(argv: list[str]) -> int:
                 claims = _run_one_by_one(stage, run_kinds(stage))
             elif isinstance(stage, SglangStage):
                 claims = _run_one_by_one(stage, run_sglang(stage))
+            elif isinstance(stage, SsdStage):
+                claims = _run_one_by_one(stage, run_ssd(stage))
             else:
                 claims = _run_one_by_one(stage, run_nodes(stage))
         except (KeyboardInterrupt, SystemExit):
@@ -125,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-logs",
         type=Path,
         metavar="DIR",
-        help="keep the servers' logs in DIR (default: keep them only if a claim failed)",
+        help="keep the servers' logs in DIR, and with --ssd the chart as hit-rate.svg (default:\n"
+        "keep them only if a claim failed)",
     )
     parser.add_argument(
         "--prove",
@@ -191,6 +196,13 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         "with the linker: pages are counted and their bytes compared, also after an\n"
         "engine, and the server, were killed",
     )
+    parser.add_argument(
+        "--ssd",
+        action="store_true",
+        help="run one vLLM with a pool much smaller than its prompts and a cache file on a disk:\n"
+        "prompts come back from the disk, also after the server was stopped and killed,\n"
+        "after bytes of the file were damaged, and when the file is too small",
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -213,6 +225,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         options.pd or options.nodes or options.prove or options.model or options.draft
     ):
         parser.error("--sglang cannot be combined with another setup")
+    if options.ssd and (
+        options.pd
+        or options.nodes
+        or options.prove
+        or options.model
+        or options.draft
+        or options.sglang
+        or options.tp != 1
+    ):
+        parser.error("--ssd cannot be combined with another setup")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -230,20 +252,26 @@ def _set_up(
     logs: Path,
     sockets: Path,
     options: argparse.Namespace,
-    networks: contextlib.ExitStack,
+    resources: contextlib.ExitStack,
 ) -> AnyStage | None:
     seed, tp = options.seed, options.tp
     stage: AnyStage
     try:
         if options.sglang:
             stage = SglangStage(build, logs, sockets, seed)
+        elif options.ssd:
+            # Not in /tmp, which may be memory.
+            files = resources.enter_context(
+                tempfile.TemporaryDirectory(prefix="demo-ssd-", dir=REPOSITORY / "build")
+            )
+            stage = SsdStage(build, logs, sockets, seed, Path(files))
         elif options.pd:
             stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
         elif options.model or options.draft:
             subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
             stage = KindsStage(build, logs, sockets, seed, subject)
         elif options.nodes:
-            network = networks.enter_context(Network(NAMES))
+            network = resources.enter_context(Network(NAMES))
             stage = NodesStage(build, logs, sockets, seed, network)
         else:
             stage = Stage(build, logs, sockets, seed, tp=tp)
@@ -327,9 +355,9 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
 
 
 def _run_one_by_one(
-    stage: PdStage | NodesStage | KindsStage | SglangStage, parts: Iterator[Claim]
+    stage: PdStage | NodesStage | KindsStage | SglangStage | SsdStage, parts: Iterator[Claim]
 ) -> list[Claim]:
-    """The claims of --pd, --nodes, --model, --draft or --sglang, in order."""
+    """The claims of --pd, --nodes, --model, --draft, --sglang or --ssd, in order."""
     claims: list[Claim] = []
     try:
         for claim in parts:
@@ -348,6 +376,8 @@ def _print_end(stage: AnyStage, claims: list[Claim]) -> None:
     if isinstance(stage, Stage) and any(row.loaded_s for row in stage.rows.values()):
         print(prompt_table(list(stage.rows.values())))
         print()
+    if isinstance(stage, SsdStage):
+        print(f"{stage.chart()}\n")
     print(claim_table(claims))
     held = sum(claim.held for claim in claims)
     seed, seconds = stage.figures["seed"], stage.figures["seconds"]

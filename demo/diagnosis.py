@@ -17,6 +17,7 @@ _SERVER_COUNTERS = (
     "pegaflow_quarantine",
     "pegaflow_registrations_refused",
     "pegaflow_reservations_timed",
+    "pegaflow_ssd_",
 )
 
 
