@@ -55,9 +55,8 @@ class Nodes {
   static Result<std::optional<Plan>> plan(const ServerOptions& options, const std::string& build);
 
   /// Registers the pool, listens and dials. All arguments outlive the result. `disks` is
-  /// asked before other nodes; null: there are none. `changed` is called after the state of a peer
-  /// has changed.
-  /// Errors: those of the lanes.
+  /// searched before other nodes; null: there are none. `changed` is called after the state of a
+  /// peer has changed. Errors: those of the lanes.
   static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                               CacheService& service, Background& background,
                                               const Clock& clock, SsdSource* disks,

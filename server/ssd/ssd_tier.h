@@ -18,7 +18,7 @@
 
 namespace pegaflow::server {
 
-/// Disks, the source that reads from them and the writer. Teaches the epochs that the disks have
+/// Disks, the source that reads from them and the writer. Passes the epochs that the disks have
 /// recorded to the service, finds the blocks of earlier processes, and records resets.
 /// Thread-bound: the RPC thread.
 class SsdTier final : private kj::TaskSet::ErrorHandler {

@@ -74,7 +74,11 @@ void SsdWriter::run() {
   // A look ahead costs as much as the blocks that it visits, so it waits for an eighth as many.
   if (wanted_.empty() && !drained_ && changes_ > (is_due_ ? 0 : ahead_ / 8)) look_ahead();
   for (std::size_t i = 0; i < kSlice && !wanted_.empty() && writing_bytes_ < kWriteBytes; ++i) {
-    if (!write(wanted_.front())) return;  // A disk is scanned or none takes blocks: see wake().
+    if (!write(wanted_.front())) {  // Is tried again by poll().
+      if (!drained_ || disks_.is_scanning()) return;
+      wanted_.clear();  // No disk takes a block any longer.
+      break;
+    }
     wanted_.pop_front();
   }
   if (!wanted_.empty()) {

@@ -10,7 +10,7 @@
 
 namespace pegaflow::server {
 
-/// Asks the disks first, and other nodes for what the disks do not have. Thread-bound: the RPC
+/// Searches the disks first, and other nodes for what the disks do not have. Thread-bound: the RPC
 /// thread.
 class TieredSource final : public cluster::Source {
  public:
