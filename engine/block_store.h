@@ -307,11 +307,11 @@ class BlockStore {
 
   // ---- copying, to a tier below
   //
-  // A tier reads blocks in place without holding them. It forgets a copy when the listener hears
+  // A tier reads blocks in place without holding them. It discards a copy when the listener reports
   // that the frame's block was dropped meanwhile: the bytes of a sealed block do not change before.
 
-  /// From now on `listener`, which outlives the store or is replaced by null, hears of the sealed
-  /// blocks that come and go.
+  /// Reports sealed and dropped blocks to `listener` from now on, which outlives the store or is
+  /// replaced by null.
   void set_listener(BlockListener* listener);
   struct Resident {
     SpaceId space{};

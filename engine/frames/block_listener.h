@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Hears of the blocks that come and go.
+/// The receiver of reports about blocks that are sealed and dropped.
 
 #include <cstdint>
 
@@ -15,8 +15,7 @@ class BlockListener {
   enum class From : std::uint8_t { kEngine, kNode, kDisk };
   /// The block of this frame is whole.
   virtual void sealed(FrameIndex frame, From from) = 0;
-  /// The block of this frame, which was sealed, is about to go: another may be written to the
-  /// frame.
+  /// The sealed block of this frame is dropped: another may be written to the frame.
   virtual void dropped(FrameIndex frame, bool is_evicted) = 0;
 };
 

@@ -386,7 +386,9 @@ TEST_SUITE("the SSD tier") {
     CHECK(engine.load(1000, 120) == 0);
   }
 
-  TEST_CASE("without its peers a node serves no block of an earlier process, unless told to") {
+  TEST_CASE(
+      "without its peers a node serves no block of an earlier process, unless an option allows "
+      "it") {
     TemporaryDirectory directory;
     const auto file = directory.path() / "cache";
     const std::vector<std::string> at = node_addresses(2);  // None listens at the first.

@@ -56,7 +56,8 @@ std::vector<BlockKey> keys_of(const BlockStore& store, const std::vector<FrameIn
 }
 
 TEST_SUITE("BlockStore, a tier below") {
-  TEST_CASE("a listener hears of each block that is sealed, evicted, reset or invalidated") {
+  TEST_CASE(
+      "each block that is sealed, evicted, reset or invalidated is reported to the listener") {
     StoreFixture f(pool_of(4));
     Listener listener;
     f.store->set_listener(&listener);
