@@ -90,14 +90,19 @@ def measure(run: Servers, prompt: list[int], disk_first: bool) -> Reload:
     return Reload(computed_s, pool[0], *disk[0])
 
 
-def fio_bytes_per_second(file: Path, seconds: float = 3.0) -> float:
-    """What fio reads from the file, with as many bytes in flight as the server has."""
+def fio_bytes_per_second(file: Path, written: int, seconds: float = 3.0) -> float:
+    """What fio reads from the file, with as many bytes in flight as the server has.
+
+    ``written``: the bytes from its beginning on that hold blocks; the kernel reads no others from
+    the disk.
+    """
     ran = subprocess.run(
         [
             "fio",
             "--name=read",
             f"--filename={file}",
             "--readonly",
+            f"--size={written >> 20}m",
             "--rw=randread",
             "--bs=1m",
             f"--iodepth={BYTES_IN_FLIGHT >> 20}",
@@ -115,7 +120,7 @@ def fio_bytes_per_second(file: Path, seconds: float = 3.0) -> float:
 
 
 def run_rounds(options: argparse.Namespace) -> tuple[list[Reload], list[float]]:
-    """The rounds after one to warm up, and fio's rate before and after them."""
+    """The rounds after one to warm up, and fio's rate before and after the last."""
     draw = random.Random(options.seed)
     plain = VllmOptions(ensure_model(), max_model_len=4096)
     rounds: list[Reload] = []
@@ -139,8 +144,9 @@ def run_rounds(options: argparse.Namespace) -> tuple[list[Reload], list[float]]:
             )
             if number:
                 rounds.append(result)
-            if number in (0, options.rounds):
-                rates.append(fio_bytes_per_second(directory / "ssd"))
+            if number >= options.rounds - 1:
+                written = total(run, "ssd_write_bytes_total")
+                rates.append(fio_bytes_per_second(directory / "ssd", written))
                 note(f"fio reads {rates[-1] / 1e9:.2f} GB/s")
     return rounds, rates
 
