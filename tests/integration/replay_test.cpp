@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 
 #include <doctest/doctest.h>
 
 #include "perf/replay/replay_pool.h"
+#include "tests/support/patience.h"
 
 namespace pegaflow::perf {
 namespace {
@@ -18,11 +20,15 @@ Prompt blocks(std::uint64_t first, std::size_t count) {
 }
 
 struct Fixture {
+  explicit Fixture(std::uint64_t ssd_blocks = 0)
+      : pool(ReplayPool::start(io, {.program = PEGA_SERVER_BINARY,
+                                    .blocks = kBlocks,
+                                    .eviction = "lru",
+                                    .seed = 1,
+                                    .ssd_blocks = ssd_blocks})
+                 .value()) {}
   kj::AsyncIoContext io = kj::setupAsyncIo();
-  std::unique_ptr<ReplayPool> pool =
-      ReplayPool::start(
-          io, {.program = PEGA_SERVER_BINARY, .blocks = kBlocks, .eviction = "lru", .seed = 1})
-          .value();
+  std::unique_ptr<ReplayPool> pool;
 
   void ask(const Prompt& prompt) { REQUIRE(pool->replay({&prompt, 1})); }
 
@@ -63,6 +69,30 @@ TEST_SUITE("replay") {
     CHECK(f.pool->seen().question_us.size() == 2);
     CHECK(f.pool->seen().load_us.size() == 1);
     CHECK(f.pool->seen().save_us.size() == 2);
+  }
+
+  TEST_CASE(
+      "with a disk below it the pool finds blocks that it has evicted, and they are counted") {
+    Fixture f(2000);
+    constexpr std::size_t kPart = 20;  // Less than what may be in flight from a disk at once.
+    constexpr std::size_t kAll = 40 * kPart;
+    const auto end = std::chrono::steady_clock::now() + testing::kHang;
+    for (std::size_t first = 0; first < kAll; first += kPart) {
+      f.ask(blocks(first, kPart));
+      // Half of the pool is written ahead of its eviction, in steps of an eighth of that.
+      while (f.pool->count().value().ssd_written + kBlocks / 2 + kBlocks / 8 < first + kPart) {
+        REQUIRE(std::chrono::steady_clock::now() < end);
+      }
+    }
+    CHECK(f.pool->seen().found == 0);
+    CHECK(f.pool->count().value().evictions >= kAll - kBlocks);
+
+    for (std::size_t first = 0; first < 10 * kPart; first += kPart) f.ask(blocks(first, kPart));
+
+    const ReplayPool::Counted counted = f.pool->count().value();
+    CHECK(f.pool->seen().found == 10 * kPart);
+    CHECK(counted.ssd_restored == 10 * kPart);  // All of them had left the pool.
+    CHECK(f.pool->seen().lost == 0);
   }
 
   TEST_CASE("the pool holds exactly its number of blocks, and LRU evicts the oldest") {
