@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "engine/ssd/scan.h"
+#include "server/ssd/all_done.h"
 
 namespace pegaflow::server {
 namespace {
@@ -330,26 +331,18 @@ void SsdDisk::drop_all(std::function<void(bool)> done) {
   ++superblock_.sequence;
   auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
   ssd::encode(superblock_, page->bytes().first<ssd::kSector>());
-  struct Both {
-    std::size_t left = ssd::kSuperblockOffsets.size();
-    bool is_good = true;
-    std::function<void(bool)> done;
-  };
-  auto both = std::make_shared<Both>();
-  both->done = std::move(done);
-  const auto ended = [page, both](bool is_good) {
-    both->is_good = both->is_good && is_good;
-    if (--both->left == 0) both->done(both->is_good);
-  };
+  AllDone both(std::move(done));
   for (const std::uint64_t offset : ssd::kSuperblockOffsets) {
+    const auto ended = both.begin();
     const bool is_accepted =
         submit({.operation = Disk::Operation::kDurableWrite,
                 .offset = offset,
                 .memory = {page->bytes()},
                 .hook = {}},
-               [ended](Disk::Completion& completion) { ended(!completion.error); });
+               [ended, page](Disk::Completion& completion) { ended(!completion.error); });
     if (!is_accepted) ended(false);
   }
+  both.close();
 }
 
 // ---- reports

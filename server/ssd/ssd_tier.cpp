@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "capnp/wire/kj_time.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/ssd/all_done.h"
 
 namespace pegaflow::server {
 namespace {
@@ -72,18 +73,9 @@ void SsdTier::confirm_epochs() {
 }
 
 kj::Promise<bool> SsdTier::record_epochs() {
-  struct All {
-    std::size_t left = 1;  // This function.
-    bool is_good = true;
-    kj::Own<kj::PromiseFulfiller<bool>> done;
-    void ended(bool good) {
-      is_good = is_good && good;
-      if (--left == 0) done->fulfill(bool(is_good));
-    }
-  };
   auto pair = kj::newPromiseAndFulfiller<bool>();
-  auto all = std::make_shared<All>();
-  all->done = kj::mv(pair.fulfiller);
+  auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<bool>>>(kj::mv(pair.fulfiller));
+  AllDone all([fulfiller](bool is_good) { (*fulfiller)->fulfill(bool(is_good)); });
   for (const auto& disk : disks_->all()) {
     // A reset changes the records.
     const std::vector<ssd::NameRecord> records = disk->names();
@@ -92,33 +84,19 @@ kj::Promise<bool> SsdTier::record_epochs() {
       const ssd::Epoch epoch{.counter = known.counter, .id = known.id};
       if (epoch < each.origin.epoch) continue;
       // Equal ones too: their record may still be in flight.
-      ++all->left;
-      disk->reset(each.origin.name, epoch, [all](bool is_good) { all->ended(is_good); });
+      disk->reset(each.origin.name, epoch, all.begin());
     }
   }
-  all->ended(true);
+  all.close();
   return kj::mv(pair.promise);
 }
 
 void SsdTier::drop_all(std::function<void(std::uint64_t, bool)> done) {
-  struct All {
-    std::size_t left = 1;  // This function.
-    bool is_good = true;
-    std::uint64_t blocks = 0;
-    std::function<void(std::uint64_t, bool)> done;
-    void ended(bool good) {
-      is_good = is_good && good;
-      if (--left == 0) done(blocks, is_good);
-    }
-  };
-  auto all = std::make_shared<All>();
-  all->done = std::move(done);
-  for (const auto& disk : disks_->all()) {
-    all->blocks += disk->stats().blocks;
-    ++all->left;
-    disk->drop_all([all](bool is_good) { all->ended(is_good); });
-  }
-  all->ended(true);
+  std::uint64_t blocks = 0;
+  for (const auto& disk : disks_->all()) blocks += disk->stats().blocks;
+  AllDone all([done = std::move(done), blocks](bool is_good) { done(blocks, is_good); });
+  for (const auto& disk : disks_->all()) disk->drop_all(all.begin());
+  all.close();
 }
 
 kj::Promise<void> SsdTier::drain(Duration patience) {
