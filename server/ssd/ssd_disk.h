@@ -94,6 +94,8 @@ class SsdDisk {
     BlockKey key;
     std::vector<std::span<std::byte>> memory{};
     std::vector<std::uint64_t> page_bytes{};
+    /// Adds a page of `bytes` at this place of the pool.
+    void add(std::span<std::byte> pool, std::uint64_t offset, std::uint64_t bytes);
     [[nodiscard]] std::uint64_t bytes() const;  ///< On the disk.
   };
 
@@ -102,7 +104,7 @@ class SsdDisk {
   [[nodiscard]] bool has(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
                          const BlockKey& key) const;
   /// Whether a block that is here should be written again when it leaves the pool: it was read, and
-  /// its segment is among those that are used again next.
+  /// its segment is one of the next to be used again.
   [[nodiscard]] bool is_leaving(const engine::ssd::Origin& origin, const BlockKey& key) const;
 
   struct Loaded {

@@ -72,6 +72,12 @@ SsdDisk::~SsdDisk() {
   }
 }
 
+void SsdDisk::Block::add(std::span<std::byte> pool, std::uint64_t offset, std::uint64_t bytes) {
+  const std::uint64_t padded = (bytes + ssd::kSector - 1) / ssd::kSector * ssd::kSector;
+  memory.push_back(pool.subspan(offset, padded));
+  page_bytes.push_back(bytes);
+}
+
 std::uint64_t SsdDisk::Block::bytes() const {
   std::uint64_t sum = 0;
   for (const std::span<std::byte> each : memory) sum += each.size();

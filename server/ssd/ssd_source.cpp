@@ -6,7 +6,6 @@
 #include "base/assert.h"
 #include "capnp/wire/kj_time.h"
 #include "capnp/wire/rpc_error.h"
-#include "engine/ssd/format.h"
 
 namespace pegaflow::server {
 namespace {
@@ -207,9 +206,7 @@ void SsdSource::submit(const Batch& batch, Block block) {
   for (std::size_t shard = 0; shard < request.shards(); ++shard) {
     const std::uint64_t bytes = request.page_bytes[shard];
     if (bytes == 0) continue;  // The shard has no page of this kind.
-    const std::uint64_t padded = (bytes + ssd::kSector - 1) / ssd::kSector * ssd::kSector;
-    wanted.memory.push_back(pool_.subspan(block.offsets[shard], padded));
-    wanted.page_bytes.push_back(bytes);
+    wanted.add(pool_, block.offsets[shard], bytes);
   }
   const std::uint64_t number = ++last_number_;
   const std::uint64_t bytes = wanted.bytes();

@@ -7,13 +7,10 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "capnp/wire/rpc_error.h"
-#include "engine/ssd/format.h"
 #include "server/cache/background.h"
 
 namespace pegaflow::server {
 namespace {
-
-namespace ssd = engine::ssd;
 
 constexpr Log kLog{"ssd"};
 
@@ -111,10 +108,7 @@ bool SsdWriter::write(engine::FrameIndex frame) {
   if (disk == nullptr) return false;
   SsdDisk::Block block{.origin = stored->origin, .key = stored->key};
   for (std::size_t i = 0; i < stored->offsets.size(); ++i) {
-    const std::uint64_t bytes = stored->page_bytes[i];
-    const std::uint64_t padded = (bytes + ssd::kSector - 1) / ssd::kSector * ssd::kSector;
-    block.memory.push_back(pool_.subspan(stored->offsets[i], padded));
-    block.page_bytes.push_back(bytes);
+    block.add(pool_, stored->offsets[i], stored->page_bytes[i]);
   }
   const std::uint64_t bytes = block.bytes();
   if (bytes > disk->most_block_bytes()) {

@@ -20,8 +20,8 @@
 
 namespace pegaflow::server {
 
-/// Keeps the next victims of the pool on the disks: those that are evicted when `ahead` bytes are
-/// saved. Blocks that a disk has, replicas, and what the budget does not allow are not written.
+/// Keeps the next victims of the pool on the disks: the blocks that are evicted when `ahead` bytes
+/// are saved. Blocks that a disk has, replicas, and what the budget does not allow are not written.
 ///
 /// It holds no block: an eviction never waits for a disk. If the frame of a block that is being
 /// written is evicted, the write is forgotten, and the block is lost as if there were no disk; it
