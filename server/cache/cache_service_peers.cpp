@@ -190,8 +190,8 @@ void CacheService::fetched(engine::FrameIndex frame, std::uint32_t shards,
 void CacheService::restored(engine::FrameIndex frame, std::uint32_t shards,
                             std::span<const std::uint64_t> checksums,
                             const engine::ssd::Proven& proven) {
-  const std::uint64_t bytes = note_checksums(frame, shards, checksums);
-  if (store_->restored(frame, proven)) counted_.restored_bytes += bytes;
+  note_checksums(frame, shards, checksums);
+  store_->restored(frame, proven);
 }
 
 std::uint64_t CacheService::note_checksums(engine::FrameIndex frame, std::uint32_t shards,

@@ -59,7 +59,6 @@ struct CacheStats {
   std::uint64_t save_bytes = 0;
   std::array<KindStats, engine::kKindRules> kinds{};  ///< By engine::KindRule.
   std::uint64_t fetch_bytes = 0;                      ///< Bytes of blocks fetched from other nodes.
-  std::uint64_t restored_bytes = 0;                   ///< Bytes of blocks read from disks.
   std::uint64_t lent_bytes = 0;                       ///< Bytes of blocks lent to other nodes.
   std::uint64_t refused_page_size = 0;                ///< Registrations.
   std::vector<engine::Demand::Window> demand;         ///< One for each window.

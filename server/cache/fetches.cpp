@@ -235,7 +235,6 @@ void Fetches::seal(const cluster::Source::Request& request, const cluster::Sourc
     if (block.proven) {
       service_.restored(block.frame, static_cast<std::uint32_t>(shards), of_block, *block.proven);
       ++stats_.restored_blocks;
-      stats_.restored_bytes += request.block_bytes();
     } else {
       service_.fetched(block.frame, static_cast<std::uint32_t>(shards), of_block);
       ++stats_.blocks;
