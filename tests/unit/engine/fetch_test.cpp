@@ -14,17 +14,9 @@ using testing::code_of;
 using testing::job;
 using testing::keys;
 using testing::kPage;
+using testing::pool_of;
 using testing::StoreFixture;
 using testing::token;
-
-/// Every share is the whole pool, unless a test sets another one.
-BlockStore::Options pool_of(std::uint64_t frames) {
-  return {.pool_bytes = frames * kPage,
-          .instance_share = 1,
-          .server_share = 1,
-          .fetch_share = 1,
-          .save_reserve = 0};
-}
 
 std::vector<FrameIndex> frames_of(const BlockStore::Fetch& made) {
   std::vector<FrameIndex> frames;

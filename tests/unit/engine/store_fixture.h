@@ -38,6 +38,15 @@ inline Errc code_of(const auto& result) {
   return result.error().code;
 }
 
+/// Every share is the whole pool, unless a test sets another one.
+inline engine::BlockStore::Options pool_of(std::uint64_t frames) {
+  return {.pool_bytes = frames * kPage,
+          .instance_share = 1,
+          .server_share = 1,
+          .fetch_share = 1,
+          .save_reserve = 0};
+}
+
 struct StoreFixture {
   explicit StoreFixture(const engine::BlockStore::Options& options) {
     auto made = engine::BlockStore::create(options, clock);

@@ -14,16 +14,9 @@ namespace {
 
 using testing::keys;
 using testing::kPage;
+using testing::pool_of;
 using testing::StoreFixture;
 using testing::token;
-
-BlockStore::Options pool_of(std::uint64_t frames) {
-  return {.pool_bytes = frames * kPage,
-          .instance_share = 1,
-          .server_share = 1,
-          .fetch_share = 1,
-          .save_reserve = 0};
-}
 
 /// Notes the frames whose blocks are there, as a tier does.
 class Listener final : public BlockListener {
