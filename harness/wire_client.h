@@ -115,7 +115,7 @@ class WireClient {
   Result<Boundaries> boundaries(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
   /// Opens blocks `first` to `first + count` of a claim's range of that kind with one pin; returns
   /// a slot for each. Of those in flight it waits up to `patience` for the first, and returns the
-  /// slots of those that have arrived.
+  /// slots of the blocks that have arrived.
   Result<std::vector<std::uint32_t>> open(const Id128& token, std::uint32_t first,
                                           std::uint32_t count, std::uint64_t pin,
                                           std::uint8_t kind = 0, Duration patience = {});
