@@ -110,12 +110,21 @@ void wait_for_scan(const ServerProcess& server, const std::filesystem::path& fil
       "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"}", 1));
 }
 
+/// A server with a disk that is ready.
+struct OnDisk {
+  explicit OnDisk(const std::vector<std::string>& more = {})
+      : file(directory.path() / "cache"), server(with_disk(file, more)) {
+    wait_for_scan(server, file);
+  }
+  TemporaryDirectory directory;
+  std::filesystem::path file;
+  ServerProcess server;
+};
+
 TEST_SUITE("the SSD tier") {
   TEST_CASE("blocks that left the pool come back from the disk byte for byte") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     Engine engine(server);
     engine.save(1000, 240, server, file);
     CHECK(server.metric("pegaflow_cache_block_evictions_total") > 100);
@@ -129,10 +138,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("a server that was killed is warm after its restart") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     {
       Engine engine(server);
       engine.save(1000, 240, server, file);
@@ -154,10 +161,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("damaged pages of a block are a miss, and no wrong byte") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     {
       Engine engine(server);
       engine.save(1000, 240, server, file);
@@ -184,10 +189,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("after a reset no older block comes back, also after a kill") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     {
       Engine engine(server);
       engine.save(1000, 120, server, file);
@@ -227,10 +230,8 @@ TEST_SUITE("the SSD tier") {
     CHECK(second.log().find(file.string()) != std::string::npos);
   }
   TEST_CASE("a server that is stopped writes its pool to the disk first") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     {
       Engine engine(server);
       // Half of the pool, whose blocks are written ahead only when more is saved.
@@ -278,10 +279,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("a block that is used outlives many laps of the log") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file, {"--ssd-cache-capacity", "16mb"}));  // About 900 blocks.
-    wait_for_scan(server, file);
+    OnDisk started({"--ssd-cache-capacity", "16mb"});  // About 900 blocks.
+    auto& [directory, file, server] = started;
     Engine engine(server);
     engine.save(1000, 60, server, file);
     // Four times what fits the disk; the first ten are used again now and then.
@@ -299,10 +298,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("a file that is cut under the server gives misses, and no wrong byte") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     Engine engine(server);
     engine.save(1000, 240, server, file);
     std::filesystem::resize_file(file, 3 << 20);
@@ -321,10 +318,8 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("a cleanup empties the disk, also for the next process") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
-    ServerProcess server(with_disk(file));
-    wait_for_scan(server, file);
+    OnDisk started;
+    auto& [directory, file, server] = started;
     {
       Engine engine(server);
       engine.save(1000, 240, server, file);
@@ -346,11 +341,9 @@ TEST_SUITE("the SSD tier") {
   }
 
   TEST_CASE("a budget limits what is written, and the rest is counted") {
-    TemporaryDirectory directory;
-    const auto file = directory.path() / "cache";
     // An hour of it are 1.7 MB, half of which is for blocks that were used: about 50 blocks.
-    ServerProcess server(with_disk(file, {"--ssd-write-budget", "40mb"}));
-    wait_for_scan(server, file);
+    OnDisk started({"--ssd-write-budget", "40mb"});
+    auto& [directory, file, server] = started;
     Engine engine(server);
     for (std::uint64_t first = 0; first < 240; first += 30) {
       CHECK_FALSE(engine.engine->save(numbers_from(1000 + first, 30), blocks_from(0, 30)).error);
