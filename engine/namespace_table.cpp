@@ -29,14 +29,43 @@ Result<const NamespaceTable::Namespace*> NamespaceTable::enter(
   if (rows_.size() >= max_namespaces_ && !make_room()) {
     return fail(Errc::kBusy, "{} namespaces are in use", rows_.size());
   }
+  Row& row = add(std::move(factors));
+  row.space.users = 1;
+  return &row.space;
+}
+
+NamespaceTable::Row& NamespaceTable::add(std::vector<NamespaceFactor> canonical) {
   PEGA_ASSERT(next_id_ != std::numeric_limits<std::uint32_t>::max(), "namespace ids ran out");
   auto row = std::make_unique<Row>();
   row->space.id = NamespaceId{next_id_++};
-  row->space.hash = namespace_hash(factors);
-  row->space.factors = std::move(factors);
-  row->space.users = 1;
+  row->space.hash = namespace_hash(canonical);
+  row->space.factors = std::move(canonical);
   rows_.push_back(std::move(row));
-  return &rows_.back()->space;
+  return *rows_.back();
+}
+
+Result<void> NamespaceTable::restore(std::vector<Former> namespaces) {
+  if (namespaces.size() > max_namespaces_) {
+    return fail(Errc::kCorrupt, "{} namespaces are recorded, at most {} are kept",
+                namespaces.size(), max_namespaces_);
+  }
+  for (Former& former : namespaces) {
+    PEGA_TRY_LET(auto factors, canonical_factors(std::move(former.factors)));
+    for (const auto& row : rows_) {
+      if (row->space.factors == factors) {
+        return fail(Errc::kCorrupt, "namespace {} is recorded twice", row->space.hash);
+      }
+    }
+    Row& row = add(std::move(factors));
+    row.left = next_left_++;
+    row.space.generation = former.generation;
+    row.space.rules = std::move(former.rules);
+    for (auto& [shape, space] : former.kinds) {
+      PEGA_TRY_LET(const ShapeId id, store_.add_shape(shape));
+      row.space.kinds.push_back({.shape = std::move(shape), .shape_id = id, .space = space});
+    }
+  }
+  return {};
 }
 
 Result<void> NamespaceTable::fits(NamespaceId id, std::uint32_t shard, std::uint32_t shards,
@@ -96,6 +125,7 @@ Result<void> NamespaceTable::fix_shapes(NamespaceId id, const BlockKinds& rules,
   for (Kind& kind : kinds) kind.space = store_.make_space(kind.shape_id);
   space.kinds = std::move(kinds);
   space.rules = rules;
+  note_change();
   return {};
 }
 
@@ -130,6 +160,7 @@ void NamespaceTable::drop_shapes(Namespace& space) {
   }
   space.kinds.clear();
   space.rules = {};
+  note_change();
 }
 
 bool NamespaceTable::make_room() {
@@ -141,6 +172,7 @@ bool NamespaceTable::make_room() {
   if (oldest == rows_.end()) return false;
   if ((*oldest)->space.has_shapes()) drop_shapes((*oldest)->space);
   rows_.erase(oldest);
+  note_change();
   return true;
 }
 
@@ -153,6 +185,7 @@ void NamespaceTable::reset(NamespaceId id) {
     kind.space = store_.make_space(kind.shape_id, former);
   }
   ++found->space.generation;
+  note_change();
 }
 
 NamespaceTable::Row* NamespaceTable::row(NamespaceId id) const {

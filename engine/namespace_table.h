@@ -3,10 +3,12 @@
 /// Which engines may share blocks: those with equal lists of factors.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -57,6 +59,21 @@ class NamespaceTable {
   NamespaceTable(const NamespaceTable&) = delete;
   NamespaceTable& operator=(const NamespaceTable&) = delete;
 
+  /// A namespace of a former process, whose blocks BlockStore::adopt() restored.
+  struct Former {
+    std::vector<NamespaceFactor> factors;
+    BlockKinds rules{};
+    std::vector<std::pair<Shape, SpaceId>> kinds{};
+    std::uint64_t generation = 1;
+  };
+  /// Restores namespaces without users, those that were unused for longest first. To be called
+  /// before anything else.
+  /// Errors: those of canonical_factors() and BlockStore::add_shape(); kCorrupt above the limit of
+  /// namespaces or for one that is there twice.
+  Result<void> restore(std::vector<Former> namespaces);
+  /// Calls `changed` after each change to what restore() needs; an empty one: no longer.
+  void on_change(std::function<void()> changed) { changed_ = std::move(changed); }
+
   /// Returns the namespace with these factors, created if there is none, with one more user. The
   /// pointer stays valid, and its content up to date, until the matching leave().
   /// Errors: those of canonical_factors(); kBusy when the table is full and every namespace has a
@@ -101,6 +118,10 @@ class NamespaceTable {
   /// Drops its generation, with the blocks in it, and its shapes.
   void drop_shapes(Namespace& space);
   [[nodiscard]] Row* row(NamespaceId id) const;
+  Row& add(std::vector<NamespaceFactor> canonical);
+  void note_change() const {
+    if (changed_) changed_();
+  }
 
   BlockStore& store_;
   std::size_t max_namespaces_;
@@ -108,6 +129,7 @@ class NamespaceTable {
   std::uint64_t next_left_ = 1;
   std::uint64_t emptied_seen_ = 0;  ///< emptied_shapes() of the store at the last forget_shapes().
   std::vector<std::unique_ptr<Row>> rows_;
+  std::function<void()> changed_;
 };
 
 }  // namespace pegaflow::engine

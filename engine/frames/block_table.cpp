@@ -1,5 +1,6 @@
 #include "engine/frames/block_table.h"
 
+#include <atomic>
 #include <bit>
 #include <utility>
 
@@ -11,7 +12,14 @@ namespace pegaflow::engine {
 Result<BlockTable> BlockTable::create(const Options& options) {
   ExtentMap extents(options.pool_bytes, options.numa_nodes);
   const std::uint64_t rows = extents.unit_count() * (extents.unit_bytes() / kSlotAlignment);
-  PEGA_TRY_LET(auto blocks, BlockRows::create(rows));
+  std::unique_ptr<BlockRows> blocks;
+  if (options.kept != nullptr) {
+    PEGA_ASSERT(options.kept->rows().size() == rows, "kept tables of {} rows for {}",
+                options.kept->rows().size(), rows);
+    blocks = BlockRows::shared(options.kept->rows(), options.kept->uses());
+  } else {
+    PEGA_TRY_LET(blocks, BlockRows::create(rows));
+  }
   PEGA_TRY_LET(auto listed, ZeroPages<std::uint64_t>::create((rows + 63) / 64));
   return BlockTable(options, std::move(extents), std::move(blocks), std::move(listed));
 }
@@ -22,16 +30,15 @@ BlockTable::BlockTable(const Options& options, ExtentMap extents, std::unique_pt
       extents_(std::move(extents)),
       unit_shift_(static_cast<unsigned>(std::countr_zero(extents_.unit_bytes() / kSlotAlignment))),
       rows_(std::move(rows)),
-      listed_(std::move(listed)) {}
+      listed_(std::move(listed)),
+      kept_(options.kept),
+      proofs_(kept_ == nullptr ? std::span<std::uint64_t>() : kept_->proofs()),
+      kept_extents_(kept_ == nullptr ? std::span<KeptExtent>() : kept_->extents()) {}
 
 // ---- shapes and extents
 
 Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
-  // A pool too small to be divided among its NUMA nodes lies on one: two parts there would be one.
-  Shape shape = wanted;
-  for (Shape::Shard& shard : shape.shards) {
-    if (shard.numa_node >= extents_.numa_node_count()) shard.numa_node = 0;
-  }
+  const Shape shape = placed(wanted);
   std::size_t with_users = 0;
   std::size_t known = 0;
   std::size_t place = shapes_.size();  // The first without a shape.
@@ -47,8 +54,9 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
     ++each->users;
     return Added{.id = ShapeId{static_cast<std::uint32_t>(i)}, .is_new = false};
   }
-  PEGA_TRY_LET(FrameLayout layout, FrameLayout::create(shape));
-  PEGA_TRY_LET(std::vector<std::uint32_t> units, extents_.units_for(layout));
+  // Before the limits: a shape that can never be has an error of its own.
+  PEGA_TRY(FrameLayout::create(shape).and_then(
+      [this](const FrameLayout& layout) { return extents_.units_for(layout); }));
   if (with_users == kMaxShapes) {
     return fail(Errc::kBusy, "{} page sizes are in use", with_users);
   }
@@ -56,6 +64,23 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
     return fail(Errc::kBusy, "blocks of {} former page sizes are still being returned",
                 known - with_users);
   }
+  PEGA_TRY_LET(auto made, make_shape(shape));
+  if (place == shapes_.size()) shapes_.emplace_back();
+  shapes_[place] = std::move(made);
+  return Added{.id = ShapeId{static_cast<std::uint32_t>(place)}, .is_new = true};
+}
+
+/// A pool too small to be divided among its NUMA nodes lies on one: two parts there would be one.
+Shape BlockTable::placed(Shape shape) const {
+  for (Shape::Shard& shard : shape.shards) {
+    if (shard.numa_node >= extents_.numa_node_count()) shard.numa_node = 0;
+  }
+  return shape;
+}
+
+Result<std::unique_ptr<BlockTable::OneShape>> BlockTable::make_shape(Shape shape) {
+  PEGA_TRY_LET(FrameLayout layout, FrameLayout::create(shape));
+  PEGA_TRY_LET(std::vector<std::uint32_t> units, extents_.units_for(layout));
   // As many frames as the pool can ever have of this shape, so that the index never grows.
   const std::uint64_t pool = extents_.unit_count() * extents_.unit_bytes();
   const auto frames =
@@ -63,15 +88,13 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
   PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames, PageUse::kDense));
   PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames));
   PEGA_TRY_LET(auto replicas, EvictionPolicy::create(EvictionKind::kLru, *rows_, frames));
-  if (place == shapes_.size()) shapes_.emplace_back();
-  shapes_[place] = std::make_unique<OneShape>(OneShape{.shape = shape,
-                                                       .layout = std::move(layout),
-                                                       .units = std::move(units),
-                                                       .index = std::move(index),
-                                                       .policy = std::move(policy),
-                                                       .replicas = std::move(replicas),
-                                                       .users = 1});
-  return Added{.id = ShapeId{static_cast<std::uint32_t>(place)}, .is_new = true};
+  return std::make_unique<OneShape>(OneShape{.shape = std::move(shape),
+                                             .layout = std::move(layout),
+                                             .units = std::move(units),
+                                             .index = std::move(index),
+                                             .policy = std::move(policy),
+                                             .replicas = std::move(replicas),
+                                             .users = 1});
 }
 
 void BlockTable::leave_shape(ShapeId shape) {
@@ -144,7 +167,19 @@ bool BlockTable::make_extent(ShapeId id) {
   ++shape.extents;
   shape.frames += extents_[*made].frames;
   shape.with_free.push_back(extents_, *made);
+  keep_extent(*made);
   return true;
+}
+
+void BlockTable::keep_extent(ExtentId id) {
+  if (kept_ == nullptr) return;
+  const Extent& extent = extents_[id];
+  kept_->set_extent(id, {.serial = extent.serial,
+                         .shape = static_cast<std::uint32_t>(extent.shape()),
+                         .frames = extent.frames,
+                         .touched = extent.touched,
+                         .run_count = extent.run_count,
+                         .runs = extent.runs});
 }
 
 std::vector<ExtentId> BlockTable::start_exchange(ShapeId id, FrameIndex victim) {
@@ -179,6 +214,7 @@ void BlockTable::give_up(ExtentId id) {
   if (extent.is_leaving) --leaving_;
   if (--shape.extents == 0) ++emptied_;
   shape.frames -= extent.frames;
+  if (kept_ != nullptr) kept_->clear_extent(id);
   rows_->forget(first_row(id), extent.touched);
   const ShapeId of_it = extent.shape();
   extents_.release(id);
@@ -280,6 +316,7 @@ FrameIndex BlockTable::take(ShapeId id, SpaceId space, const BlockKey& key, Fram
     extent.freed.erase(*rows_, row);
   } else {
     row = first_row(from) + extent.touched++;
+    if (kept_ != nullptr) kept_extents_[from].touched = extent.touched;
   }
   ++extent.used;
   if (!extent.has_free()) shape.with_free.erase(extents_, from);
@@ -303,10 +340,23 @@ void BlockTable::unlist(FrameIndex row) { unlist(of(shape_of(row)), row, hash(ro
 void BlockTable::unlist(OneShape& shape, FrameIndex row, std::uint32_t hash) {
   Block& block = block_at(row);
   if (!block.indexed) return;
+  disprove(row);
   const bool was_there = shape.index.erase(hash, row);
   PEGA_ASSERT(was_there, "row {} is not in the index", row);
   block.indexed = false;
   listed_[row / 64] &= ~(std::uint64_t{1} << (row % 64));
+}
+
+void BlockTable::prove(FrameIndex row) noexcept {
+  if (kept_ == nullptr) return;
+  const std::uint64_t proof = row_proof(block_at(row), row, extent_of(row).serial);
+  std::atomic_ref(proofs_[row]).store(proof, std::memory_order_release);
+}
+
+void BlockTable::disprove(FrameIndex row) noexcept {
+  if (kept_ == nullptr) return;
+  std::atomic_ref(proofs_[row]).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // Before what changes next.
 }
 
 void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s) {
@@ -325,6 +375,7 @@ void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s)
   block.owner = writer;
   block.sealed_s = now_s;
   block.idle_since_s = now_s;
+  prove(row);
   --written_;
   ++sealed_;
   written_bytes_ -= frame_bytes(extent);
@@ -499,9 +550,11 @@ std::uint64_t BlockTable::memory_bytes() const {
 
 std::vector<BlockTable::ShapeInfo> BlockTable::shapes() const {
   std::vector<ShapeInfo> list;
-  for (const auto& shape : shapes_) {
+  for (std::size_t i = 0; i < shapes_.size(); ++i) {
+    const OneShape* const shape = shapes_[i].get();
     if (shape == nullptr || shape->is_unused) continue;
-    list.push_back({.shape = &shape->shape,
+    list.push_back({.number = static_cast<std::uint32_t>(i),
+                    .shape = &shape->shape,
                     .frame_bytes = shape->layout.frame_bytes(),
                     .extents = shape->extents,
                     .frames = shape->frames,

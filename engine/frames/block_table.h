@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@
 #include "engine/eviction/eviction.h"
 #include "engine/frames/block_listener.h"
 #include "engine/frames/extent_map.h"
+#include "engine/kept/kept_tables.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/flat_index.h"
 #include "engine/tables/prefetch.h"
@@ -39,9 +41,34 @@ class BlockTable {
     std::uint64_t pool_bytes = 0;
     std::uint32_t numa_nodes = 1;
     EvictionKind eviction = kDefaultEviction;
+    /// Keeps the rows for a later process; null: they end with this one. Outlives the table.
+    KeptTables* kept = nullptr;
   };
   /// Errors: kOutOfCapacity.
   static Result<BlockTable> create(const Options& options);
+
+  // ---- the frames of a former process
+
+  struct Adopted {
+    /// Frames that a process may still access, each with one hold: that were held, written or
+    /// fetched, or whose row is not whole. Those that nothing can find any longer are freed once
+    /// the hold ends.
+    std::vector<FrameIndex> held;
+    std::uint64_t blocks = 0;  ///< That may be found.
+    std::uint64_t bytes = 0;
+    std::uint64_t discarded = 0;  ///< Frames in use whose blocks cannot be found.
+  };
+  /// Whether blocks of that generation may be found, in frames of that shape.
+  using IsLive = std::function<bool(ShapeId, SpaceId)>;
+  /// Adds a shape under the number that it had in the former process, with one user.
+  /// Errors: those of add_shape(); kCorrupt for a number that is out of range or in use.
+  Result<void> restore_shape(std::uint32_t number, const Shape& shape);
+  /// Restores the extents and rows of `kept`, which the process before this one wrote, once its
+  /// shapes are restored and before anything else is done. Blocks keep their order of use. The
+  /// process may die at any instruction and another one call this again.
+  /// Errors: kCorrupt when the extents contradict each other or the shapes; then the table must not
+  /// be used.
+  Result<Adopted> adopt(const IsLive& is_live);
 
   // ---- shapes and extents
 
@@ -136,6 +163,7 @@ class BlockTable {
   void prefetch_block(FrameIndex row) const {
     rows_->prefetch(row);
     prefetch_to_write(&listed_[row / 64]);
+    if (kept_ != nullptr) prefetch_to_write(&proofs_[row]);
     extents_.prefetch(extent_id_of(row));
   }
   void prefetch_neighbours(FrameIndex row) const { rows_->prefetch_neighbours(row); }
@@ -248,6 +276,7 @@ class BlockTable {
     return static_cast<std::uint32_t>(shapes_.size());
   }
   struct ShapeInfo {
+    std::uint32_t number = 0;
     const Shape* shape = nullptr;
     std::uint64_t frame_bytes = 0;
     std::uint32_t extents = 0;
@@ -284,6 +313,15 @@ class BlockTable {
 
   BlockTable(const Options& options, ExtentMap extents, std::unique_ptr<BlockRows> rows,
              ZeroPages<std::uint64_t> listed);
+  struct Aged;
+  void adopt_rows(ExtentId id, const IsLive& is_live, std::vector<Aged>& whole, Adopted& adopted);
+  void adopt_block(FrameIndex row, bool is_held);
+  void quarantine(FrameIndex row);
+  void end_adoption(ExtentId id);
+  void keep_extent(ExtentId id);
+  /// Records for a later process that the row is whole, or that it may change from now on.
+  void prove(FrameIndex row) noexcept;
+  void disprove(FrameIndex row) noexcept;
   [[nodiscard]] OneShape& of(ShapeId shape) noexcept {
     return *shapes_[static_cast<std::uint32_t>(shape)];
   }
@@ -302,6 +340,8 @@ class BlockTable {
   }
   [[nodiscard]] Block& block_at(FrameIndex row) noexcept { return (*rows_)[row]; }
   [[nodiscard]] const Block& block_at(FrameIndex row) const noexcept { return (*rows_)[row]; }
+  [[nodiscard]] Shape placed(Shape shape) const;
+  [[nodiscard]] Result<std::unique_ptr<OneShape>> make_shape(Shape shape);
   FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, FrameState state,
                   std::uint32_t owner);
   void free(FrameIndex row, EvictionPolicy::Freed why);
@@ -363,6 +403,9 @@ class BlockTable {
   unsigned unit_shift_;  ///< Rows of a unit, as a power of two.
   std::unique_ptr<BlockRows> rows_;
   ZeroPages<std::uint64_t> listed_;                ///< is_listed(), a bit a row.
+  KeptTables* kept_;                               ///< Null: the rows end with this process.
+  std::span<std::uint64_t> proofs_;                ///< A word a row; empty without `kept_`.
+  std::span<KeptExtent> kept_extents_;             ///< By first unit; the same.
   std::vector<std::unique_ptr<OneShape>> shapes_;  ///< Policies refer to `rows_`. Null: removed.
   std::vector<ShapeId> unused_;                    ///< For take_unused(); they may be in use again.
   std::uint64_t uses_ = 0;                         ///< BlockRows::uses(), and never wraps.

@@ -13,8 +13,8 @@ constexpr Log kLog{"cache"};
 
 void ChecksumTable::set(std::uint32_t page, std::uint64_t checksum) {
   if (page >= pages_ || has_failed_) return;
+  if (checksum == kNone && *kept_ == 0) return;
   if (!checksums_) {
-    if (checksum == kNone) return;
     Result<ZeroPages<std::uint64_t>> made = ZeroPages<std::uint64_t>::create(pages_);
     if (!made) {
       has_failed_ = true;
@@ -26,8 +26,8 @@ void ChecksumTable::set(std::uint32_t page, std::uint64_t checksum) {
   }
   std::uint64_t& kept = (*checksums_)[page];
   if (kept == checksum) return;  // An entry that was never written is none: it needs no memory.
-  kept_ += kept == kNone ? 1 : 0;
-  kept_ -= checksum == kNone ? 1 : 0;
+  *kept_ += kept == kNone ? 1 : 0;
+  *kept_ -= checksum == kNone ? 1 : 0;
   kept = checksum;
 }
 

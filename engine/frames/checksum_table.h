@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "engine/kept/kept_tables.h"
 #include "engine/tables/zero_pages.h"
 
 namespace pegaflow::engine {
@@ -22,24 +23,31 @@ class ChecksumTable {
 
   /// Page numbers are below `pages`.
   explicit ChecksumTable(std::uint64_t pages) : pages_(pages) {}
+  /// In memory that outlives this process, with the checksums that it has; as does `kept`.
+  explicit ChecksumTable(const KeptTables& kept)
+      : pages_(kept.checksums().size()),
+        kept_(&kept.checksum_count()),
+        checksums_(ZeroPages<std::uint64_t>::shared(kept.checksums())) {}
+  ChecksumTable(ChecksumTable&&) = delete;
 
   /// Ignores numbers that are out of range. If the table cannot be allocated, no checksum is kept,
   /// one warning is logged, and pages count as saved without a checksum.
   void set(std::uint32_t page, std::uint64_t checksum);
   void clear(std::uint32_t page) { set(page, kNone); }
   [[nodiscard]] std::uint64_t operator[](std::uint32_t page) const {
-    return checksums_ && page < pages_ ? (*checksums_)[page] : kNone;
+    return *kept_ != 0 && page < pages_ ? (*checksums_)[page] : kNone;
   }
 
-  [[nodiscard]] bool is_empty() const noexcept { return kept_ == 0; }
+  [[nodiscard]] bool is_empty() const noexcept { return *kept_ == 0; }
   /// The size of the checksums that are set.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
-    return kept_ * sizeof(std::uint64_t);
+    return *kept_ * sizeof(std::uint64_t);
   }
 
  private:
   std::uint64_t pages_;
-  std::uint64_t kept_ = 0;
+  std::uint64_t own_kept_ = 0;
+  std::uint64_t* kept_ = &own_kept_;  ///< The count of checksums that are set.
   bool has_failed_ = false;
   std::optional<ZeroPages<std::uint64_t>> checksums_;
 };

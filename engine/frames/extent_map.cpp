@@ -138,15 +138,59 @@ std::optional<ExtentId> ExtentMap::make(ShapeId shape, const FrameLayout& layout
   extent.use_sum = now * frames;
   extent.runs = runs;
   extent.run_count = static_cast<std::uint32_t>(units.size());
-  for (std::uint32_t i = 0; i < extent.run_count; ++i) {
-    for (std::uint32_t unit = 0; unit < runs[i].count; ++unit) {
-      owner_plus_1_[runs[i].first + unit] = id + 1;
-    }
-    Range& range = range_with(runs[i].first);
-    range.free.take(runs[i].first - range.begin, runs[i].count);
-    free_units_ -= runs[i].count;
-  }
+  take_units(id);
   return id;
+}
+
+void ExtentMap::take_units(ExtentId id) {
+  const Extent& extent = extents_[id];
+  for (std::uint32_t i = 0; i < extent.run_count; ++i) {
+    const UnitRun run = extent.runs[i];
+    for (std::uint32_t unit = 0; unit < run.count; ++unit) owner_plus_1_[run.first + unit] = id + 1;
+    Range& range = range_with(run.first);
+    range.free.take(run.first - range.begin, run.count);
+    free_units_ -= run.count;
+  }
+}
+
+bool ExtentMap::is_free_run(UnitRun run, std::uint32_t numa_node) const {
+  const Range& range = range_of(numa_node);
+  if (run.count == 0 || run.first < range.begin || run.first >= range.end ||
+      run.count > range.end - run.first) {
+    return false;
+  }
+  const auto first = owner_plus_1_.begin() + run.first;
+  return std::all_of(first, first + run.count, [](std::uint32_t owner) { return owner == 0; });
+}
+
+Result<void> ExtentMap::restore(ExtentId id, const KeptExtent& kept, ShapeId shape,
+                                const FrameLayout& layout) {
+  const std::vector<FrameLayout::Part>& parts = layout.parts();
+  if (!kept.is_whole() || kept.run_count != parts.size() || kept.runs[0].first != id) {
+    return fail(Errc::kCorrupt, "extent {} of the kept pool is damaged", id);
+  }
+  std::uint64_t frames = ~std::uint64_t{0};
+  for (std::uint32_t i = 0; i < kept.run_count; ++i) {
+    if (!is_free_run(kept.runs[i], parts[i].numa_node)) {
+      return fail(Errc::kCorrupt, "extent {} of the kept pool lies on units of another one", id);
+    }
+    frames = std::min(frames, bytes_of(kept.runs[i]) / parts[i].bytes);
+  }
+  if (frames != kept.frames || kept.touched > kept.frames) {
+    return fail(Errc::kCorrupt, "extent {} of the kept pool has {} of {} frames, {} fit it", id,
+                kept.touched, kept.frames, frames);
+  }
+  Extent& extent = extents_[id];
+  extent = {};
+  extent.shape_plus_1 = static_cast<std::uint32_t>(shape) + 1;
+  extent.frames = kept.frames;
+  extent.touched = kept.touched;
+  extent.serial = kept.serial;
+  extent.runs = kept.runs;
+  extent.run_count = kept.run_count;
+  next_serial_ = std::max(next_serial_, kept.serial + 1);
+  take_units(id);
+  return {};
 }
 
 void ExtentMap::release(ExtentId id) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/kept/kept_tables.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/free_runs.h"
 #include "engine/tables/index_list.h"
@@ -19,11 +20,6 @@ namespace pegaflow::engine {
 
 /// An extent is named by the first unit of its first part.
 using ExtentId = std::uint32_t;
-
-struct UnitRun {
-  std::uint32_t first = 0;
-  std::uint32_t count = 0;
-};
 
 /// Contiguous units, one run on each NUMA node that the shape's frames have a part on, divided into
 /// equal frames: part p of frame k begins k parts after the beginning of run p.
@@ -73,6 +69,10 @@ class ExtentMap {
                                const std::vector<std::uint32_t>& units, std::uint64_t now);
   /// Frees the units of an extent.
   void release(ExtentId extent);
+  /// Makes the extent that a former process had, for `shape` now, with all frames free.
+  /// Errors: kCorrupt when it does not fit the pool, the layout or the extents restored before it.
+  Result<void> restore(ExtentId id, const KeptExtent& kept, ShapeId shape,
+                       const FrameLayout& layout);
 
   struct Choice {
     std::vector<ExtentId> extents{};
@@ -125,6 +125,8 @@ class ExtentMap {
     FreeRuns free;
   };
   [[nodiscard]] std::uint64_t bytes_of(UnitRun run) const noexcept;
+  [[nodiscard]] bool is_free_run(UnitRun run, std::uint32_t numa_node) const;
+  void take_units(ExtentId id);
   [[nodiscard]] const Range& range_of(std::uint32_t numa_node) const noexcept {
     return ranges_[numa_node < ranges_.size() ? numa_node : 0];
   }

@@ -2,6 +2,7 @@
 /// \file
 /// The namespace generations.
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <unordered_map>
@@ -24,6 +25,17 @@ class SpaceTable {
     space.shape = shape;
     space.former = former;
     return id;
+  }
+  /// Adds a generation of a former process under its id. Returns false if that is in use.
+  bool restore(SpaceId id, ShapeId shape) {
+    const auto number = static_cast<std::uint32_t>(id);
+    if (number == 0 || number == std::numeric_limits<std::uint32_t>::max()) return false;
+    const auto [entry, is_new] = spaces_.try_emplace(id);
+    if (!is_new) return false;
+    entry->second.id = id;
+    entry->second.shape = shape;
+    next_ = std::max(next_, number + 1);
+    return true;
   }
   /// From now on it is not live. It stays until its claims and reservations have ended.
   void retire(Space& space) { space.is_retired = true; }

@@ -20,15 +20,16 @@ namespace pegaflow::engine {
 /// The tables of rights, the blocks, and the collaborators that implement the calls. A member uses
 /// those before it, and none after it.
 struct BlockStore::Impl {
-  Impl(const Options& given, const Clock& clock, ClaimTable claim_table, PinTable pin_table,
+  Impl(const Options& given, const Clock& its_clock, ClaimTable claim_table, PinTable pin_table,
        JobTable job_table, BlockTable block_table, LostBlocks losses)
       : options(given),
+        clock(its_clock),
         holders(static_cast<std::uint64_t>(static_cast<double>(given.pool_bytes) *
                                            given.instance_share)),
         claims(std::move(claim_table)),
         pins(std::move(pin_table)),
         jobs(std::move(job_table)),
-        blocks(options, clock, spaces, std::move(block_table), std::move(losses)),
+        blocks(options, its_clock, spaces, std::move(block_table), std::move(losses)),
         reclaimer(options, clock, blocks, holders, spaces, claims, pins, jobs),
         reader(clock, blocks, holders, spaces, claims, pins, jobs, reclaimer),
         writer(options, clock, blocks, holders, spaces, jobs, reclaimer),
@@ -36,6 +37,7 @@ struct BlockStore::Impl {
         leases(options, clock, blocks, spaces, reclaimer) {}
 
   const Options options;
+  const Clock& clock;
 
   HolderTable holders;
   SpaceTable spaces;
@@ -55,7 +57,8 @@ Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, c
   PEGA_TRY(validate_options(options));
   PEGA_TRY_LET(auto blocks, BlockTable::create({.pool_bytes = options.pool_bytes,
                                                 .numa_nodes = options.numa_nodes,
-                                                .eviction = options.eviction}));
+                                                .eviction = options.eviction,
+                                                .kept = options.kept}));
   PEGA_TRY_LET(auto claims, ClaimTable::create(options.max_claims));
   PEGA_TRY_LET(auto pins, PinTable::create(options.max_pins));
   PEGA_TRY_LET(auto jobs, JobTable::create(options.max_reservations));
@@ -67,6 +70,51 @@ Result<std::unique_ptr<BlockStore>> BlockStore::create(const Options& options, c
 
 BlockStore::BlockStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 BlockStore::~BlockStore() = default;
+
+// ---- the blocks of a former process
+
+Result<BlockStore::Adopted> BlockStore::adopt(std::span<const FormerShape> shapes,
+                                              std::span<const FormerSpace> spaces) {
+  for (const FormerShape& each : shapes) {
+    PEGA_TRY(impl_->blocks.restore_shape(each.number, each.shape));
+    impl_->reclaimer.touch(ShapeId{each.number});
+  }
+  for (const FormerSpace& each : spaces) {
+    const ShapeId shape{each.shape};
+    const BlockTable& table = impl_->blocks.table();
+    if (each.shape >= table.shape_count() || !table.has_shape(shape) ||
+        !impl_->spaces.restore(each.id, shape)) {
+      return fail(Errc::kCorrupt, "generation {} of the kept pool, of shape {}, cannot be restored",
+                  static_cast<std::uint32_t>(each.id), each.shape);
+    }
+    impl_->blocks.add_space(shape);
+  }
+  PEGA_TRY_LET(const BlockTable::Adopted rows,
+               impl_->blocks.adopt([&](ShapeId shape, SpaceId space) {
+                 const Space* const live = impl_->spaces.live(space);
+                 return live != nullptr && live->shape == shape;
+               }));
+  Adopted adopted{.former = std::nullopt,
+                  .held = rows.held.size(),
+                  .blocks = rows.blocks,
+                  .bytes = rows.bytes,
+                  .discarded = rows.discarded};
+  if (rows.held.empty()) return adopted;
+  // One pin of a holder that is lost: what ends those of a detached client ends it too.
+  const HolderId former = impl_->holders.add(~std::uint32_t{0}, Id128{});
+  Holder& holder = *impl_->holders.find(former);
+  Pin pin;
+  pin.holder = &holder;
+  pin.count = static_cast<std::uint32_t>(rows.held.size());
+  pin.instance = holder.instance;
+  pin.opened = impl_->clock.now();
+  pin.blocks = FrameList(rows.held);
+  impl_->pins.add(std::move(pin));
+  impl_->holders.set_lost(holder);
+  impl_->pins.holder_lost(holder);
+  adopted.former = former;
+  return adopted;
+}
 
 // ---- shapes
 
@@ -355,7 +403,8 @@ std::optional<std::uint32_t> BlockStore::next_victim_idle_s() const {
 std::vector<BlockStore::ShapeStats> BlockStore::shapes() const {
   std::vector<ShapeStats> list;
   for (const BlockTable::ShapeInfo& info : impl_->blocks.table().shapes()) {
-    list.push_back({.shape = *info.shape,
+    list.push_back({.number = info.number,
+                    .shape = *info.shape,
                     .frame_bytes = info.frame_bytes,
                     .extents = info.extents,
                     .frames = info.frames,

@@ -13,7 +13,7 @@ ResidentBlocks::ResidentBlocks(const BlockStore::Options& options, const Clock& 
     : options_(options),
       clock_(clock),
       spaces_(spaces),
-      made_(clock.now()),
+      made_(options.kept == nullptr ? clock.now() : options.kept->made()),
       held_limit_(static_cast<std::uint64_t>(static_cast<double>(options.pool_bytes) *
                                              options.server_share)),
       table_(std::move(table)),

@@ -144,6 +144,16 @@ class ResidentBlocks {
   /// See BlockStore.
   [[nodiscard]] std::optional<std::uint32_t> next_victim_idle_s();
 
+  /// The blocks of a former process: see BlockTable.
+  Result<void> restore_shape(std::uint32_t number, const Shape& shape) {
+    return table_.restore_shape(number, shape);
+  }
+  Result<BlockTable::Adopted> adopt(const BlockTable::IsLive& is_live) {
+    PEGA_TRY_LET(BlockTable::Adopted adopted, table_.adopt(is_live));
+    holds_ += adopted.held.size();
+    return adopted;
+  }
+
   // ---- shapes and extents: see BlockTable
 
   Result<BlockTable::Added> add_shape(const Shape& shape) { return table_.add_shape(shape); }

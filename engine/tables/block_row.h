@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "base/block_key.h"
@@ -65,18 +66,22 @@ class BlockRows {
   /// Errors: kOutOfCapacity.
   static Result<std::unique_ptr<BlockRows>> create(std::size_t count) {
     PEGA_TRY_LET(auto rows, ZeroPages<Block>::create(count));
-    return std::unique_ptr<BlockRows>(new BlockRows(std::move(rows)));
+    return std::unique_ptr<BlockRows>(new BlockRows(std::move(rows), nullptr));
+  }
+  /// The same in memory that outlives this process, as does the counter.
+  static std::unique_ptr<BlockRows> shared(std::span<Block> rows, std::uint32_t& uses) {
+    return std::unique_ptr<BlockRows>(new BlockRows(ZeroPages<Block>::shared(rows), &uses));
   }
 
   [[nodiscard]] Block& operator[](std::uint32_t row) noexcept { return rows_[row]; }
   [[nodiscard]] const Block& operator[](std::uint32_t row) const noexcept { return rows_[row]; }
 
   /// The number of times that a row became evictable; wraps around.
-  [[nodiscard]] std::uint32_t uses() const noexcept { return uses_; }
-  void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++uses_; }
+  [[nodiscard]] std::uint32_t uses() const noexcept { return *uses_; }
+  void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++*uses_; }
   /// The number of times that a row became evictable since this one did; at most 2^32 - 1.
   [[nodiscard]] std::uint32_t age(std::uint32_t row) const noexcept {
-    return uses_ - rows_[row].last_use;
+    return *uses_ - rows_[row].last_use;
   }
 
   void prefetch(std::uint32_t row) const noexcept { prefetch_to_write(&rows_[row]); }
@@ -93,10 +98,12 @@ class BlockRows {
   void forget(std::size_t first, std::size_t count) noexcept { rows_.forget(first, count); }
 
  private:
-  explicit BlockRows(ZeroPages<Block> rows) : rows_(std::move(rows)) {}
+  BlockRows(ZeroPages<Block> rows, std::uint32_t* uses)
+      : rows_(std::move(rows)), uses_(uses == nullptr ? &own_uses_ : uses) {}
 
   ZeroPages<Block> rows_;
-  std::uint32_t uses_ = 0;
+  std::uint32_t own_uses_ = 0;
+  std::uint32_t* uses_;
 };
 
 }  // namespace pegaflow::engine

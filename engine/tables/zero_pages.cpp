@@ -39,12 +39,13 @@ bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
   return true;
 }
 
-void forget_zero_pages(void* begin, void* end) noexcept {
+void forget_zero_pages(void* begin, void* end, bool is_shared) noexcept {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const std::uintptr_t from = (reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page;
   const std::uintptr_t to = reinterpret_cast<std::uintptr_t>(end) / page * page;
   // If the kernel refuses, the memory just stays. NOLINTNEXTLINE(performance-no-int-to-ptr)
-  if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+  void* const pages = reinterpret_cast<void*>(from);
+  if (from < to) ::madvise(pages, to - from, is_shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 
 void unmap_zero_pages(void* pages, std::size_t bytes) noexcept { ::munmap(pages, bytes); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -27,8 +28,8 @@ void unmap_zero_pages(void* pages, std::size_t bytes) noexcept;
 bool touch_zero_pages(void* pages, std::size_t bytes, std::size_t first,
                       std::size_t count) noexcept;
 /// Returns the memory between the two addresses, as far as it is whole pages, which read as zero
-/// then.
-void forget_zero_pages(void* begin, void* end) noexcept;
+/// then. `is_shared`: of a shared mapping, whose pages are returned to all that map it.
+void forget_zero_pages(void* begin, void* end, bool is_shared = false) noexcept;
 
 /// A fixed array of T, all bytes zero at first. Movable. The address never changes, so growth can
 /// never stall an iteration of the event loop that owns it.
@@ -44,14 +45,23 @@ class ZeroPages {
     return ZeroPages(static_cast<T*>(pages), count);
   }
 
+  /// An array in a shared mapping, which outlives it. Its bytes are zero, or what another process
+  /// wrote.
+  static ZeroPages shared(std::span<T> elements) noexcept {
+    ZeroPages pages(elements.data(), elements.size());
+    pages.is_shared_ = true;
+    return pages;
+  }
+
   ZeroPages(ZeroPages&& other) noexcept { *this = std::move(other); }
   ZeroPages& operator=(ZeroPages&& other) noexcept {
     std::swap(first_, other.first_);
     std::swap(count_, other.count_);
+    std::swap(is_shared_, other.is_shared_);
     return *this;
   }
   ~ZeroPages() {
-    if (first_ != nullptr) unmap_zero_pages(first_, size_bytes());
+    if (first_ != nullptr && !is_shared_) unmap_zero_pages(first_, size_bytes());
   }
 
   void touch() noexcept { touch(0, size_bytes() / 4096 + 1); }
@@ -66,12 +76,12 @@ class ZeroPages {
     if (first * kPageBytes >= size_bytes()) return false;
     auto* const bytes = reinterpret_cast<char*>(first_);
     const std::size_t end = std::min(size_bytes(), (first + pages) * kPageBytes);
-    forget_zero_pages(bytes + first * kPageBytes, bytes + end);
+    forget_zero_pages(bytes + first * kPageBytes, bytes + end, is_shared_);
     return true;
   }
   /// These elements are no longer needed; each becomes zero or stays as it was.
   void forget(std::size_t first, std::size_t count) noexcept {
-    forget_zero_pages(first_ + first, first_ + first + count);
+    forget_zero_pages(first_ + first, first_ + first + count, is_shared_);
   }
 
   [[nodiscard]] T& operator[](std::size_t index) noexcept { return first_[index]; }
@@ -84,6 +94,7 @@ class ZeroPages {
 
   T* first_ = nullptr;
   std::size_t count_ = 0;
+  bool is_shared_ = false;
 };
 
 }  // namespace pegaflow::engine

@@ -1,0 +1,359 @@
+// A store continues with the rows that another one left: BlockStore::adopt().
+#include <algorithm>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "engine/frames/checksum_table.h"
+#include "engine/kept/kept_tables.h"
+#include "engine/namespace_table.h"
+#include "tests/unit/engine/store_fixture.h"
+
+namespace pegaflow::engine {
+namespace {
+
+using testing::code_of;
+using testing::job;
+using testing::keys;
+using testing::kPage;
+using testing::StoreFixture;
+using testing::token;
+
+constexpr std::uint64_t kFrames = 64;
+
+KeptTables tables_of(std::uint64_t frames, const Clock& clock) {
+  auto made = KeptTables::create({.pool = {7, 7}, .pool_bytes = frames * kPage}, clock);
+  REQUIRE(made);
+  return std::move(*made);
+}
+
+/// The same memory, mapped once more.
+KeptTables again(const KeptTables& tables) {
+  auto opened = KeptTables::open(UniqueFd(::fcntl(tables.fd(), F_DUPFD_CLOEXEC, 0)));
+  REQUIRE(opened);
+  return std::move(*opened);
+}
+
+/// Memory with the bytes that these tables have now: what a process leaves that dies here.
+KeptTables left_by(const KeptTables& tables) {
+  UniqueFd copy(::memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const off_t size = ::lseek(tables.fd(), 0, SEEK_END);
+  REQUIRE(::ftruncate(copy.get(), size) == 0);
+  std::vector<std::byte> bytes;
+  for (off_t data = 0; (data = ::lseek(tables.fd(), data, SEEK_DATA)) >= 0;) {
+    const off_t end = ::lseek(tables.fd(), data, SEEK_HOLE);
+    bytes.resize(static_cast<std::size_t>(end - data));
+    REQUIRE(::pread(tables.fd(), bytes.data(), bytes.size(), data) == end - data);
+    REQUIRE(::pwrite(copy.get(), bytes.data(), bytes.size(), data) == end - data);
+    data = end;
+  }
+  REQUIRE(::fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  auto opened = KeptTables::open(std::move(copy));
+  REQUIRE(opened);
+  return std::move(*opened);
+}
+
+BlockStore::Options options_of(KeptTables& tables) {
+  auto options = testing::pool_of(tables.layout().pool_bytes / kPage);
+  options.kept = &tables;
+  options.eviction = EvictionKind::kLru;
+  return options;
+}
+
+/// A store of its own, as another process would have it.
+struct Successor {
+  explicit Successor(const KeptTables& former) : tables(left_by(former)) { start(); }
+  /// Continues with the memory of one that is not used any longer.
+  explicit Successor(Successor&& former) : tables(std::move(former.tables)) {
+    former.store.reset();
+    start();
+  }
+  void start() {
+    auto made = BlockStore::create(options_of(tables), clock);
+    REQUIRE(made);
+    store = std::move(*made);
+  }
+  ~Successor() {
+    if (store == nullptr) return;
+    const auto checked = store->check();
+    CHECK_MESSAGE(checked.has_value(), (checked ? "" : checked.error().detail));
+  }
+  /// Adopts one shape and generations of it.
+  BlockStore::Adopted adopt(const std::vector<SpaceId>& spaces) {
+    std::vector<BlockStore::FormerSpace> live;
+    for (const SpaceId space : spaces) live.push_back({space, 0});
+    const BlockStore::FormerShape shape{0, Shape{{{.page_bytes = kPage}}}};
+    auto adopted = store->adopt(std::span(&shape, 1), live);
+    REQUIRE(adopted);
+    while (store->work()) {
+    }
+    return *adopted;
+  }
+  /// Frames that a save of as many new blocks as possible gets.
+  std::vector<FrameIndex> all_free(SpaceId space) {
+    const HolderId filler = store->add_holder(9, Id128{9, 9});
+    auto frames = store->reserve(filler, space, JobId{{9, 9}, 1}, 0, keys(1'000'000, kFrames));
+    REQUIRE(frames);
+    std::erase(*frames, kNoFrame);
+    return *frames;
+  }
+
+  ManualClock clock;
+  KeptTables tables;
+  std::unique_ptr<BlockStore> store;
+};
+
+bool contains(const std::vector<FrameIndex>& frames, FrameIndex frame) {
+  return std::find(frames.begin(), frames.end(), frame) != frames.end();
+}
+
+TEST_SUITE("BlockStore, adoption") {
+  TEST_CASE("sealed blocks are found again in their frames, and free frames are free") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    const auto frames = f.save(keys(0, 5));
+
+    Successor next(tables);
+    const auto adopted = next.adopt({f.space});
+
+    CHECK(adopted.blocks == 5);
+    CHECK(adopted.bytes == 5 * kPage);
+    CHECK(adopted.held == 0);
+    CHECK(adopted.discarded == 0);
+    CHECK_FALSE(adopted.former);
+    CHECK(next.store->lookup(f.space, keys(0, 6)) == 5);
+    const HolderId reader = next.store->add_holder(1, testing::kProcess);
+    REQUIRE(next.store->claim(reader, f.space, keys(0, 5), token(1)) == 5);
+    const auto pages = next.store->open(reader, token(1), 0, 5, PinId{1});
+    REQUIRE(pages);
+    CHECK(pages->frames == frames);
+    CHECK(pages->by_this_process == 5);  // A writer keeps its mark.
+    next.store->holder_gone(reader);
+    CHECK(next.store->stats().used_bytes == 5 * kPage);
+  }
+
+  TEST_CASE("blocks are evicted in the order in which the former process would have") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    for (std::uint64_t i = 0; i < kFrames; ++i) f.save(keys(i, 1));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 1), token(1)) == 1);
+    f.store->unclaim(f.holder, token(1));  // The oldest one is used again.
+
+    Successor next(tables);
+    next.adopt({f.space});
+    const HolderId writer = next.store->add_holder(1, testing::kProcess);
+    REQUIRE(next.store->reserve(writer, f.space, job(1), 0, keys(500, 1)));
+
+    CHECK(next.store->lookup(f.space, keys(0, 1)) == 1);
+    CHECK(next.store->lookup(f.space, keys(1, 1)) == 0);
+    CHECK(next.store->lookup(f.space, keys(2, 1)) == 1);
+    next.store->abandon(writer, job(1));
+  }
+
+  TEST_CASE("a frame that a client may still write or read is not reused before it has quiesced") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    const auto read = f.save(keys(0, 2));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    const auto written = f.store->reserve(f.other, f.space, job(2), 0, keys(10, 3)).value();
+
+    Successor next(tables);
+    const auto adopted = next.adopt({f.space});
+    CHECK(adopted.held == 5);
+    CHECK(adopted.blocks == 2);
+    CHECK(adopted.discarded == 3);
+    REQUIRE(adopted.former);
+    CHECK(next.store->may_touch(*adopted.former));
+    CHECK(next.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(next.store->lookup(f.space, keys(10, 3)) == 0);
+    const auto free = next.all_free(f.space);
+    CHECK(free.size() == kFrames - 5);
+    for (const FrameIndex frame : read) CHECK_FALSE(contains(free, frame));
+    for (const FrameIndex frame : written) CHECK_FALSE(contains(free, frame));
+
+    next.store->holder_gone(*adopted.former);
+    while (next.store->work()) {
+    }
+    CHECK(next.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(next.store->stats().sealed == 2);
+    CHECK(next.store->stats().pinned_by_lost_readers == 0);
+  }
+
+  TEST_CASE("a process that adopts and dies leaves the same to the next one") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    f.save(keys(0, 4));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(0, 2), token(1)) == 2);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 2, PinId{1}));
+    REQUIRE(f.store->reserve(f.other, f.space, job(2), 0, keys(10, 3)));
+    Successor dies(tables);
+    const auto first = dies.adopt({f.space});
+
+    Successor next(std::move(dies));
+    const auto second = next.adopt({f.space});
+
+    CHECK(second.blocks == first.blocks);
+    CHECK(second.held == first.held);
+    CHECK(second.discarded == first.discarded);
+  }
+
+  TEST_CASE("blocks of a generation that is not recorded are gone, and their frames free") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    f.save(keys(0, 4));
+    const SpaceId other = f.store->make_space(f.shape);
+    const SpaceId former = std::exchange(f.space, other);
+    f.save(keys(0, 3));
+
+    Successor next(tables);
+    const auto adopted = next.adopt({other});
+
+    CHECK(adopted.blocks == 3);
+    CHECK(adopted.discarded == 4);
+    CHECK(adopted.held == 0);
+    CHECK(next.store->lookup(other, keys(0, 4)) == 3);
+    CHECK(next.store->lookup(former, keys(0, 4)) == 0);
+    CHECK(next.store->stats().used_bytes == 3 * kPage);
+    // The ids of generations that were used are not given out again.
+    CHECK(static_cast<std::uint32_t>(next.store->make_space(f.shape)) >
+          static_cast<std::uint32_t>(other));
+  }
+
+  TEST_CASE("a block that was invalidated, and one whose row changed, are not found") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    const auto frames = f.save(keys(0, 3));
+    REQUIRE(f.store->claim(f.holder, f.space, keys(1, 1), token(1)) == 1);
+    REQUIRE(f.store->open(f.holder, token(1), 0, 1, PinId{1}));
+    REQUIRE(f.store->invalidate(f.holder, PinId{1}, 0) == true);
+    KeptTables left = left_by(tables);
+    SUBCASE("another key") { left.rows()[frames[2]].key.bytes[7] ^= std::byte{1}; }
+    SUBCASE("another generation") { left.rows()[frames[2]].space = SpaceId{4711}; }
+    SUBCASE("another proof") { left.proofs()[frames[2]] ^= 1; }
+
+    Successor next(left);
+    const auto adopted = next.adopt({f.space, SpaceId{4711}});
+
+    CHECK(adopted.blocks == 1);
+    CHECK(adopted.discarded == 2);
+    CHECK(next.store->lookup(f.space, keys(0, 3)) == 1);
+    CHECK(next.store->lookup(f.space, keys(2, 1)) == 0);
+    if (adopted.former) next.store->holder_gone(*adopted.former);
+  }
+
+  TEST_CASE("extents that contradict the record or each other are an error") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    f.save(keys(0, 3));
+    KeptTables left = left_by(tables);
+    std::uint32_t shape = 0;
+    SUBCASE("a shape that is not recorded") { shape = 1; }
+    SUBCASE("a damaged member") { left.extents()[0].frames += 1; }
+    SUBCASE("more frames than it has") { left.extents()[0].touched = 1000; }
+    SUBCASE("units of another extent") {
+      KeptExtent second = left.extents()[0];
+      second.serial = 99;
+      left.set_extent(1, second);
+    }
+    auto made = BlockStore::create(options_of(left), clock);
+    REQUIRE(made);
+    const BlockStore::FormerShape known{shape, Shape{{{.page_bytes = kPage}}}};
+
+    const auto adopted = (*made)->adopt(std::span(&known, 1), {});
+
+    CHECK(code_of(adopted) == Errc::kCorrupt);
+  }
+
+  TEST_CASE("pages keep the checksums of their writers") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    ChecksumTable checksums(tables);
+    CHECK(checksums.is_empty());
+    checksums.set(3, 0xABCD);
+    const KeptTables other = again(tables);
+    const ChecksumTable next(other);
+    CHECK_FALSE(next.is_empty());
+    CHECK(next[3] == 0xABCD);
+    CHECK(next[4] == ChecksumTable::kNone);
+  }
+
+  TEST_CASE("namespaces are found by their factors, with their generation and blocks") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables));
+    f.save(keys(0, 3));
+    Successor next(tables);
+    next.adopt({f.space});
+    NamespaceTable names(*next.store);
+    const Shape shape{{{.page_bytes = kPage}}};
+    REQUIRE(names.restore({{.factors = {{"model", "a"}},
+                            .rules = {},
+                            .kinds = {{shape, f.space}},
+                            .generation = 3}}));
+    int changes = 0;
+    names.on_change([&] { ++changes; });
+
+    const auto entered = names.enter({{"model", "a"}});
+
+    REQUIRE(entered);
+    CHECK((*entered)->space() == f.space);
+    CHECK((*entered)->generation == 3);
+    CHECK(changes == 0);
+    names.reset((*entered)->id);
+    CHECK(changes == 1);
+    CHECK(next.store->lookup((*entered)->space(), keys(0, 3)) == 0);
+    while (next.store->work()) {
+    }
+  }
+}
+
+TEST_SUITE("KeptTables") {
+  TEST_CASE("a record is the last one that was written whole") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    using Record = KeptTables::Record;
+    const auto text = [](std::string_view words) {
+      const auto bytes = std::as_bytes(std::span(words));
+      return std::vector<std::byte>(bytes.begin(), bytes.end());
+    };
+    CHECK_FALSE(tables.read(Record::kNames));
+    REQUIRE(tables.write(Record::kNames, text("first")));
+    REQUIRE(tables.write(Record::kNames, text("second, which is longer")));
+    CHECK(tables.read(Record::kNames) == text("second, which is longer"));
+    CHECK_FALSE(tables.read(Record::kDisks));
+    REQUIRE(tables.write(Record::kNames, {}));
+    CHECK(again(tables).read(Record::kNames) == std::vector<std::byte>());
+    const std::vector<std::byte> large(KeptTables::kMaxRecordBytes);
+    CHECK(code_of(tables.write(Record::kNames, large)) == Errc::kOutOfCapacity);
+  }
+
+  TEST_CASE("memory that is no table, or of another format, is refused") {
+    CHECK(code_of(KeptTables::open(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)))) ==
+          Errc::kCorrupt);
+    const int other = ::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(::ftruncate(other, 1 << 20) == 0);
+    REQUIRE(::fcntl(other, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    CHECK(code_of(KeptTables::open(UniqueFd(other))) == Errc::kCorrupt);
+    ManualClock clock;
+    const KeptTables tables = tables_of(kFrames, clock);
+    const std::uint32_t later = KeptTables::kFormat + 1;
+    REQUIRE(::pwrite(tables.fd(), &later, sizeof later, 8) == sizeof later);
+    CHECK(code_of(KeptTables::open(UniqueFd(::fcntl(tables.fd(), F_DUPFD_CLOEXEC, 0)))) ==
+          Errc::kRefused);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::engine
