@@ -199,7 +199,10 @@ interface Session {
     pool :Pool,
     poolBytes :UInt64,
     namespace :Text,              # Its display hash.
-    refused :Error);              # Set when pool is null. kBusy: retry later.
+    refused :Error,               # Set when pool is null. kBusy: retry later.
+    keptPool :Id128);             # The name of a pool that outlives this server: a client that has
+                                  # this one mapped keeps its mapping. Absent: unmap at the end of the
+                                  # connection.
 
   attach @1 (instance :Text, scheduler :Id128) -> Done;
   # The scheduler's side of an instance. Allowed before its ranks are connected. `scheduler` is the

@@ -66,8 +66,8 @@ class NamespaceTable {
     std::vector<std::pair<Shape, SpaceId>> kinds{};
     std::uint64_t generation = 1;
   };
-  /// Restores namespaces without users, those that were unused for longest first. To be called
-  /// before anything else.
+  /// Restores namespaces without users; of those, the first will be removed first for another one.
+  /// To be called before anything else.
   /// Errors: those of canonical_factors() and BlockStore::add_shape(); kCorrupt above the limit of
   /// namespaces or for one that is there twice.
   Result<void> restore(std::vector<Former> namespaces);

@@ -32,7 +32,12 @@ pegaflow::Result<void> run(int argc, char** argv) {
   if (!level) return pegaflow::fail(level.error().code, "--log-level: {}", level.error().detail);
   pegaflow::set_log_level(*level);
   for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
-  if (options.pool_size_bytes == default_bytes) {
+  if (options.release) {
+    return pegaflow::server::release_kept_pool(options,
+                                               pegaflow::RuntimeDirectories::from_environment());
+  }
+  options.pool_size_is_chosen = options.pool_size_bytes != default_bytes;
+  if (!options.pool_size_is_chosen) {
     kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",
               pegaflow::format_bytes(default_bytes));
   }

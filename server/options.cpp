@@ -35,6 +35,14 @@ void ServerOptions::declare(OptionTable& table) {
   table.duration("pool-wait", pool_wait, Duration::zero(), minutes(60),
                  "How long to wait for memory that clients of a previous server still hold: they "
                  "unmap it within a second, but a stopped client has to be ended by hand.");
+  table.text("keep", keep,
+             "Whether the pool outlives this server, so that the next one at this --addr continues "
+             "with its blocks and engines keep their mapping. no: its memory is freed. yes: a "
+             "small process, pegaflow-keeper, holds it, also after a stop, until "
+             "`pegaflow-server --release`. external: the same with a keeper that something else "
+             "starts, such as systemd or Kubernetes; see docs/keep.md.");
+  table.flag("release", release,
+             "End the keeper at --addr and free the memory that it holds, and start no server.");
   table.text("socket-group", socket_group,
              "Group of the socket and of a directory made for it, so that engines of other users "
              "can reach it; their uids go into --allow-uid.");
@@ -137,8 +145,9 @@ void ServerOptions::declare(OptionTable& table) {
              "which are refused otherwise.");
   table.flag(
       "ssd-serve-before-peers", ssd_serve_before_peers,
-      "Serve blocks of an earlier process at once, although a peer that is not connected may "
-      "have reset their namespace meanwhile. Without it they wait for all peers.");
+      "Serve blocks of an earlier process, on disks and in a kept pool, at once, although a peer "
+      "that is not connected may have reset their namespace meanwhile. Without it they wait for "
+      "all peers.");
 
   const char* const no_device = "the server uses no GPU; each engine drives its own copies.";
   table.ignored("devices", true, no_device);
@@ -174,6 +183,13 @@ Result<engine::NumaPolicy> ServerOptions::numa_policy() const {
   const auto named = pegaflow::engine::numa_policy(numa);
   if (!named) return fail(Errc::kInvalidArgument, "--numa: {}", named.error().detail);
   return *named;
+}
+
+Result<PoolPreparation::Keep> ServerOptions::keep_mode() const {
+  if (keep == "no") return PoolPreparation::Keep::kNo;
+  if (keep == "yes") return PoolPreparation::Keep::kYes;
+  if (keep == "external") return PoolPreparation::Keep::kExternal;
+  return fail(Errc::kInvalidArgument, "--keep: \"{}\" is none of no, yes and external", keep);
 }
 
 Result<engine::EvictionKind> ServerOptions::eviction_policy() const {

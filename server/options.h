@@ -11,6 +11,7 @@
 #include "base/program/options.h"
 #include "engine/eviction/eviction.h"
 #include "engine/pool/placement.h"
+#include "server/pool/pool_preparation.h"
 #include "transport/disk/open_disk.h"
 
 namespace pegaflow::server {
@@ -23,7 +24,10 @@ struct ServerOptions {
   std::uint64_t pool_size_bytes = std::uint64_t{30} << 30;
   bool use_hugepages = false;
   std::string numa{to_string(engine::NumaPolicy::kAuto)};
+  bool pool_size_is_chosen = true;  ///< False: any size of a kept pool will do.
   Duration pool_wait = std::chrono::seconds(30);
+  std::string keep = "no";
+  bool release = false;
   std::string socket_group;
   std::vector<std::string> allow_uid;
   std::string ready_file;
@@ -68,6 +72,9 @@ struct ServerOptions {
   /// The policy that `numa` names.
   /// Errors: kInvalidArgument for an unknown name.
   [[nodiscard]] Result<engine::NumaPolicy> numa_policy() const;
+  /// What `keep` names.
+  /// Errors: kInvalidArgument for an unknown name.
+  [[nodiscard]] Result<PoolPreparation::Keep> keep_mode() const;
   /// The policy that `eviction` names, or one of the two flags that stand for a name.
   /// Errors: kInvalidArgument for an unknown name, and for flags that contradict it or each other.
   [[nodiscard]] Result<engine::EvictionKind> eviction_policy() const;

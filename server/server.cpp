@@ -25,12 +25,15 @@
 #include "capnp/wire/rpc_error.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/pool_preparation.h"
 #include "server/http/admin.h"
 #include "server/http/http_server.h"
 #include "server/main_loop.h"
 #include "server/nodes.h"
+#include "server/pool/keeper_link.h"
+#include "server/pool/pool_keeping.h"
+#include "server/pool/pool_preparation.h"
 #include "server/rpc/client_gate.h"
+#include "server/rpc/process_watch.h"
 #include "server/rpc/rpc_server.h"
 #include "server/ssd/ssd_tier.h"
 #include "version.h"
@@ -42,8 +45,14 @@ constexpr Log kLog{"server"};
 
 /// Descriptors beside those of clients: the pool, listeners, event loops, HTTP, files.
 constexpr std::uint64_t kOwnDescriptors = 256;
-/// A connection's socket, its pidfd, and the pidfd of a detached one.
-constexpr std::uint64_t kDescriptorsPerConnection = 3;
+/// A connection's socket, its pidfd twice with a keeper, and the pidfd of a detached one.
+constexpr std::uint64_t kDescriptorsPerConnection = 4;
+
+/// How often the server looks whether its keeper lives.
+constexpr kj::Duration kTendInterval = 1 * kj::SECONDS;
+/// For the epochs of other nodes: then the blocks of a former server are dropped, since no engine
+/// uses the cache meanwhile.
+constexpr kj::Duration kEpochPatience = 30 * kj::SECONDS;
 
 /// For a peer in one direction: its control connection and the sockets of its lane.
 constexpr std::uint64_t kDescriptorsPerPeer = 5;
@@ -126,12 +135,14 @@ class Server final : private kj::TaskSet::ErrorHandler {
  public:
   Server(const ServerOptions& options, std::vector<std::uint32_t> allowed_uids,
          std::vector<std::chrono::seconds> windows, engine::EvictionKind eviction,
-         engine::NumaPolicy numa, SocketLock lock, std::optional<Nodes::Plan> nodes)
+         engine::NumaPolicy numa, PoolPreparation::Keep keep, SocketLock lock,
+         std::optional<Nodes::Plan> nodes)
       : options_(options),
         allowed_uids_(std::move(allowed_uids)),
         windows_(std::move(windows)),
         eviction_(eviction),
         numa_(numa),
+        keep_(keep),
         lock_(std::move(lock)),
         nodes_plan_(std::move(nodes)),
         io_(kj::setupAsyncIo()),
@@ -165,7 +176,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                                            : engine::Pool::HugePages::kIfReserved,
                       .numa = numa_,
                       .numa_nodes = topology_.memory_nodes()},
-             .patience = options_.pool_wait},
+             .any_size = !options_.pool_size_is_chosen,
+             .patience = options_.pool_wait,
+             .keep = keep_,
+             .keeper = keeper_path(lock_.socket())},
             clock_));
     watch_mailbox(pool_news_, preparation_->news(), [this]() { read_pool_news(); });
 
@@ -250,6 +264,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     if (ssd_ != nullptr) {
       for (const SsdReport::OneDisk& disk : ssd_->report().disks) health.disks.push_back(disk);
     }
+    health.kept = report_kept();
     publish(std::move(health));
   }
 
@@ -257,23 +272,29 @@ class Server final : private kj::TaskSet::ErrorHandler {
     preparation_->news().drain([this](PoolNews&& news) {
       if (news.error) {
         failure_ = std::move(news.error);
-      } else if (!news.pool) {
+      } else if (!news.prepared) {
         publish({.is_ok = false,
                  .status = news.status,
                  .pool_bytes = options_.pool_size_bytes,
                  .done_bytes = news.done_bytes});
-      } else if (auto served = serve(std::move(news.pool)); !served) {
+      } else if (auto served = serve(std::move(*news.prepared)); !served) {
         failure_ = std::move(served.error());
       }
     });
   }
 
-  Result<void> serve(std::unique_ptr<engine::Pool> pool) {
-    pool_ = std::move(pool);
+  Result<void> serve(PreparedPool prepared) {
+    pool_ = std::move(prepared.pool);
+    tables_ = std::move(prepared.tables);
     const std::size_t connections =
         connections_that_fit(static_cast<std::size_t>(options_.max_connections),
                              kOwnDescriptors + descriptors_for_peers(options_));
-    PEGA_TRY(start_cache(connections));
+    if (tables_ != nullptr) {
+      keeping_ = std::make_unique<PoolKeeping>(keep_, keeper_path(lock_.socket()), *pool_, *tables_,
+                                               std::move(prepared.keeper), clock_);
+    }
+    PEGA_TRY(start_cache(connections, prepared.is_adopted, prepared.clients));
+    watch_former(std::move(prepared.clients));
     PEGA_TRY(start_ssd());
     PEGA_TRY(start_nodes());
     make_context();
@@ -289,28 +310,111 @@ class Server final : private kj::TaskSet::ErrorHandler {
     return announce_ready();
   }
 
-  Result<void> start_cache(std::size_t connections) {
+  [[nodiscard]] CacheService::Options cache_options(std::size_t connections) const {
     engine::BlockStore::Options store;
     store.pool_bytes = pool_->size_bytes();
     store.instance_share = static_cast<double>(options_.instance_share_percent) / 100;
     store.server_share = static_cast<double>(options_.node_share_percent) / 100;
     store.reservation_timeout = options_.reservation_timeout;
     store.eviction = eviction_;
+    store.kept = tables_.get();
     store.journal_first = Id128::random().high >> 2;  // Far from that of any other process.
     const engine::PoolPlacement& placement = pool_->placement();
     store.numa_nodes =
         std::max<std::uint32_t>(1, static_cast<std::uint32_t>(placement.ranges.size()));
-    log_placement(placement);
-    PEGA_TRY_LET(service_,
-                 CacheService::create({.store = store,
-                                       .part_of_numa_node = part_of_numa_node(topology_, placement),
-                                       .max_detached = connections,
-                                       .demand_windows = windows_},
-                                      clock_, [this](const Id128& connection) {
-                                        rpc_->end_connection(connection);
-                                      }));
+    return {.store = store,
+            .part_of_numa_node = part_of_numa_node(topology_, placement),
+            .max_detached = connections,
+            .demand_windows = windows_};
+  }
+
+  Result<void> make_cache(std::size_t connections, const CacheService::Former& former) {
+    PEGA_TRY_LET(service_, CacheService::create(cache_options(connections), clock_,
+                                                [this](const Id128& connection) {
+                                                  rpc_->end_connection(connection);
+                                                }));
+    if (tables_ == nullptr) return {};
+    service_->on_client_end([this](const Id128& connection) { keeping_->forget(connection); });
+    return service_->continue_from(former);
+  }
+
+  Result<void> start_cache(std::size_t connections, bool is_adopted,
+                           const std::vector<KeptPool::Client>& clients) {
+    log_placement(pool_->placement());
+    CacheService::Former former{
+        .clients = {}, .adopt = is_adopted, .waits_for_nodes = waits_for_nodes()};
+    for (const KeptPool::Client& client : clients) {
+      former.clients.push_back(client.process);
+      if (!keeping_->admit(client.process, client.process, client.pidfd.get())) {
+        return fail(Errc::kIo, "no descriptor is left for the clients of the former server");
+      }
+    }
+    const TimePoint began = clock_.now();
+    auto made = make_cache(connections, former);
+    if (!made && made.error().code == Errc::kCorrupt) {
+      kLog.error("the blocks of the former server are lost reason=\"{}\"", made.error().detail);
+      // Nothing is known of its frames: none is used before its clients have ended their copies.
+      service_.reset();
+      PEGA_TRY_LET(engine::KeptTables fresh,
+                   engine::KeptTables::create({.pool = Id128::random(),
+                                               .pool_bytes = pool_->size_bytes(),
+                                               .numa_nodes = tables_->layout().numa_nodes},
+                                              clock_));
+      *tables_ = std::move(fresh);
+      PEGA_TRY(keeping_->replace_tables(*tables_));
+      former.adopt = false;
+      made = make_cache(connections, former);
+    }
+    PEGA_TRY(std::move(made));
+    adopt_seconds_ = std::chrono::duration<double>(clock_.now() - began).count();
     background_ = std::make_unique<Background>(*service_, io_.provider->getTimer(), clock_);
+    if (keeping_ != nullptr) tasks_.add(tend_keeper());
     return {};
+  }
+
+  /// Whether blocks of an earlier process wait for the epochs of other nodes.
+  [[nodiscard]] bool waits_for_nodes() const {
+    return nodes_plan_ && !options_.peers.empty() && !options_.ssd_serve_before_peers;
+  }
+
+  /// Detects the end of the former server's clients, which may not come back.
+  void watch_former(std::vector<KeptPool::Client> clients) {
+    for (KeptPool::Client& client : clients) {
+      const auto gone = [this, process = client.process]() {
+        tasks_.add(kj::evalLater([this, process]() {
+          service_->former_client_gone(process);
+          background_->poke();
+        }));
+      };
+      auto watch =
+          ProcessWatch::start(io_.unixEventPort, std::move(client.pidfd), Peer{}, gone);
+      if (watch) {
+        former_watches_.push_back(std::move(*watch));
+      } else {
+        gone();  // It has ended already.
+      }
+    }
+    if (waits_for_nodes() && service_->former().waits_for_nodes) {
+      tasks_.add(io_.provider->getTimer()
+                     .afterDelay(kEpochPatience)
+                     .then([this]() {
+                       service_->drop_unconfirmed();
+                       background_->poke();
+                     }));
+    }
+  }
+
+  kj::Promise<void> tend_keeper() {
+    return io_.provider->getTimer().afterDelay(kTendInterval).then([this]() {
+      const KeptReport before = keeping_->report();
+      keeping_->tend();
+      const bool is_changed = keeping_->report().has_keeper != before.has_keeper;
+      if (is_changed || service_->former().clients != former_clients_) {
+        former_clients_ = service_->former().clients;
+        publish_ready();
+      }
+      return tend_keeper();
+    });
   }
 
   Result<void> start_ssd() {
@@ -328,12 +432,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
     PEGA_TRY_LET(disks.backend, options_.ssd_backend());
     if (pool_->page_bytes() > 4096) disks.huge_memory = {pool_->bytes()};
     PEGA_TRY_LET(auto opened, SsdDisks::open(disks, clock_));
-    const bool has_peers = nodes_plan_ && !options_.peers.empty();
+    if (tables_ != nullptr) PEGA_TRY(record_disks(*tables_, opened->paths()));
     ssd_ = std::make_unique<SsdTier>(
         std::move(opened), *service_, pool_->bytes(), io_.provider->getTimer(), clock_,
         SsdTier::Options{.write_budget = options_.ssd_write_budget_bytes,
                          .write_ahead = options_.ssd_write_ahead_bytes,
-                         .waits_for_nodes = has_peers && !options_.ssd_serve_before_peers},
+                         .waits_for_nodes = waits_for_nodes()},
         [this]() { publish_ready(); });
     watch_mailbox(ssd_news_, ssd_->completions(), [this]() { ssd_->read_completions(); });
     service_->on_reset([this]() {
@@ -348,13 +452,15 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
   /// Once every peer has been connected, its epochs are known here.
   void note_peers() {
-    if (ssd_ == nullptr || !ssd_->waits_for_nodes() || nodes_ == nullptr) return;
+    const bool disks_wait = ssd_ != nullptr && ssd_->waits_for_nodes();
+    if (nodes_ == nullptr || (!disks_wait && !service_->former().waits_for_nodes)) return;
     for (const NodesReport::Peer& peer : nodes_->report().peers) {
       if (peer.link.state == cluster::PeerLink::State::kReady) greeted_.insert(peer.address);
       const bool is_this_node = peer.link.state == cluster::PeerLink::State::kSelf;
       if (!is_this_node && !greeted_.contains(peer.address)) return;
     }
-    ssd_->confirm_epochs();
+    if (ssd_ != nullptr) ssd_->confirm_epochs();
+    service_->confirm_epochs();
   }
 
   Result<void> start_nodes() {
@@ -387,6 +493,19 @@ class Server final : private kj::TaskSet::ErrorHandler {
     return report;
   }
 
+  std::optional<KeptReport> report_kept() const {
+    if (keeping_ == nullptr) return std::nullopt;
+    KeptReport report = keeping_->report();
+    const CacheService::FormerReport former = service_->former();
+    report.adopted_blocks = former.adopted_blocks;
+    report.adopted_bytes = former.adopted_bytes;
+    report.discarded_frames = former.discarded_frames;
+    report.adopt_seconds = adopt_seconds_;
+    report.former_clients = former.clients;
+    report.waits_for_nodes = former.waits_for_nodes;
+    return report;
+  }
+
   void clean_disks(std::function<void(const SsdCleanupReport&)> done) {
     if (ssd_ == nullptr) return done({});
     ssd_->drop_all([done = std::move(done)](std::uint64_t blocks, bool is_durable) {
@@ -414,6 +533,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
                                       .watches = nodes_ == nullptr ? nullptr : &nodes_->watches(),
                                       .ssd = ssd_.get(),
+                                      .keeping = keeping_.get(),
                                       .server = incarnation,
                                       .build = build(),
                                       .process_gone =
@@ -435,7 +555,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     admin_ = std::make_unique<Admin>(
         *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
         [this]() { return report_nodes(); }, [this]() { return report_ssd(); },
-        [this](auto done) { clean_disks(std::move(done)); }, *http_, questions_);
+        [this]() { return report_kept(); }, [this](auto done) { clean_disks(std::move(done)); }, *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
   }
 
@@ -468,6 +588,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::vector<std::chrono::seconds> windows_;
   engine::EvictionKind eviction_;
   engine::NumaPolicy numa_;
+  PoolPreparation::Keep keep_;
   NumaTopology topology_ = NumaTopology::read();
   SteadyClock clock_;
   SocketLock lock_;
@@ -484,6 +605,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<PoolPreparation> preparation_;
   std::unique_ptr<engine::Pool> pool_;
+  std::unique_ptr<engine::KeptTables> tables_;  // Null: the pool ends with this server.
+  std::unique_ptr<PoolKeeping> keeping_;        // The same.
+  double adopt_seconds_ = 0;
+  std::size_t former_clients_ = 0;  // As published.
   std::unique_ptr<CacheService> service_;
   std::unique_ptr<Background> background_;
   std::unique_ptr<SsdTier> ssd_;            // Reads into the pool.
@@ -495,6 +620,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<Admin> admin_;
   std::optional<Listener> listener_;
   std::unique_ptr<RpcServer> rpc_;  // Watches the listener.
+  std::vector<std::shared_ptr<ProcessWatch>> former_watches_;
   kj::Own<kj::UnixEventPort::FdObserver> pool_news_;
   kj::Own<kj::UnixEventPort::FdObserver> admin_news_;
   kj::Own<kj::UnixEventPort::FdObserver> fabric_news_;
@@ -510,6 +636,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   // Reported now, not when the pool is ready.
   PEGA_TRY_LET(const engine::EvictionKind eviction, options.eviction_policy());
   PEGA_TRY_LET(const engine::NumaPolicy numa, options.numa_policy());
+  PEGA_TRY_LET(const PoolPreparation::Keep keep, options.keep_mode());
   if (const auto checked = engine::Demand::check(windows); !checked) {
     return fail(checked.error().code, "--metric-hll-windows: {}", checked.error().detail);
   }
@@ -528,9 +655,20 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(windows), eviction, numa, std::move(lock),
-                std::move(nodes));
+  Server server(options, std::move(uids), std::move(windows), eviction, numa, keep,
+                std::move(lock), std::move(nodes));
   return server.run(std::move(http), std::move(token));
+}
+
+Result<void> release_kept_pool(const ServerOptions& options,
+                               const RuntimeDirectories& directories) {
+  PEGA_TRY_LET(const std::filesystem::path socket, socket_path(options.addr, directories));
+  const std::filesystem::path keeper = keeper_path(socket);
+  PEGA_TRY_LET(const std::optional<KeeperState> released, release_keeper(keeper));
+  if (!released) return fail(Errc::kRefused, "--release: no keeper listens at {}", keeper.string());
+  fmt::print("released the pool of {} at {}\n", format_bytes(released->pool_bytes),
+             keeper.string());
+  return {};
 }
 
 }  // namespace pegaflow::server

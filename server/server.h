@@ -21,4 +21,8 @@ namespace pegaflow::server {
 /// Errors: the reason why the server cannot start, in one sentence for the operator.
 Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& directories);
 
+/// Ends the keeper at `options.addr`, and prints what that freed.
+/// Errors: kRefused without a keeper, or while a server uses it.
+Result<void> release_kept_pool(const ServerOptions& options, const RuntimeDirectories& directories);
+
 }  // namespace pegaflow::server

@@ -20,18 +20,9 @@ constexpr Log kLog{"mover"};
 /// The target for the end of copies after a lost server; a longer time is logged.
 constexpr Duration kSlowDetach = std::chrono::milliseconds(500);
 
-struct Registered {
-  wire::Pool::Client pool;
-  std::uint64_t pool_bytes = 0;
-  std::string namespace_hash;
-};
-
-Result<Registered> read_registered(capnp::Response<wire::Session::RegisterResults>& answer) {
-  if (!answer.hasPool()) return tl::unexpected<Error>(read_error(answer.getRefused()));
-  const capnp::Text::Reader hash = answer.getNamespace();
-  return Registered{answer.getPool(), answer.getPoolBytes(),
-                    std::string(hash.begin(), hash.size())};
-}
+/// How long a pool stays mapped without a server: longer than a restart takes, and shorter than a
+/// server waits for the memory of another one.
+constexpr kj::Duration kKeepMapping = 15 * kj::SECONDS;
 
 /// Empty for one kind of full attention.
 std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
@@ -49,6 +40,21 @@ std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
 }
 
 }  // namespace
+
+struct MoverLoop::Registered {
+  wire::Pool::Client pool;
+  std::uint64_t pool_bytes = 0;
+  std::string namespace_hash;
+  Id128 kept_pool;
+
+  static Result<Registered> read(capnp::Response<wire::Session::RegisterResults>& answer) {
+    if (!answer.hasPool()) return tl::unexpected<Error>(read_error(answer.getRefused()));
+    const capnp::Text::Reader hash = answer.getNamespace();
+    return Registered{answer.getPool(), answer.getPoolBytes(),
+                      std::string(hash.begin(), hash.size()),
+                      answer.hasKeptPool() ? read_id(answer.getKeptPool()) : Id128{}};
+  }
+};
 
 MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity)
     : state_(state),
@@ -71,6 +77,7 @@ MoverLoop::~MoverLoop() noexcept(false) {
 
 kj::Promise<void> MoverLoop::run() {
   return link_.run()
+      .then([this] { return unmap_kept(); })
       .exclusiveJoin(commands_.run())
       .exclusiveJoin(events_.run())
       .exclusiveJoin(tasks_.failure());
@@ -79,7 +86,8 @@ kj::Promise<void> MoverLoop::run() {
 // ---- the link's role
 
 kj::Promise<Result<void>> MoverLoop::begin() {
-  PEGA_ASSERT(pool_ == Pool::kUnmapped && !ending_, "a pool is mapped already");
+  PEGA_ASSERT(pool_ != Pool::kMapping && pool_ != Pool::kMapped && !ending_,
+              "a pool is mapped already");
   return register_rank();
 }
 
@@ -117,7 +125,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
                      request);
   return link_
       .call(kj::mv(request), options.link.connect_deadline, "register",
-            [](auto& answer) { return read_registered(answer); })
+            [](auto& answer) { return Registered::read(answer); })
       .then([this](Result<Registered>&& registered) -> kj::Promise<Result<void>> {
         if (!registered && registered.error().code == Errc::kBusy) {
           // Too much memory waits for processes to end: registers again on this connection.
@@ -133,11 +141,12 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
                                    state_.kinds.largest_page(), state_.pool_bytes));
         }
         state_.board.set_namespace(std::move(registered->namespace_hash));
-        return on_registered(kj::mv(registered->pool));
+        return on_registered(kj::mv(*registered));
       });
 }
 
-kj::Promise<Result<void>> MoverLoop::on_registered(wire::Pool::Client&& pool) {
+kj::Promise<Result<void>> MoverLoop::on_registered(Registered&& registered) {
+  wire::Pool::Client pool = kj::mv(registered.pool);
   kj::Promise<kj::Maybe<int>> sent = pool.getFd();
   return sent
       .then(
@@ -149,13 +158,37 @@ kj::Promise<Result<void>> MoverLoop::on_registered(wire::Pool::Client&& pool) {
             return -1;
           },
           [](kj::Exception&&) { return -1; })
-      .then([this](int fd) -> kj::Promise<Result<void>> {
-        pool_fd_ = UniqueFd(fd);
-        if (!pool_fd_) {
+      .then([this, kept_pool = registered.kept_pool](int fd) -> kj::Promise<Result<void>> {
+        UniqueFd sent_fd(fd);
+        if (!sent_fd) {
           return Result<void>(fail(Errc::kRefused, "the server sent no descriptor of its pool"));
         }
-        return map_pool();
+        // A helper that unmaps another pool closes `pool_fd_` at its end.
+        if (pool_ == Pool::kUnmapped || (pool_ == Pool::kKept && kept_pool == kept_pool_)) {
+          pool_fd_ = std::move(sent_fd);
+          return use_pool(kept_pool);
+        }
+        return unmap_kept().then([this, kept_pool, sent_fd = std::move(sent_fd)]() mutable {
+          pool_fd_ = std::move(sent_fd);
+          return use_pool(kept_pool);
+        });
       });
+}
+
+kj::Promise<Result<void>> MoverLoop::use_pool(const Id128& kept_pool) {
+  kept_pool_ = kept_pool;
+  if (pool_ != Pool::kKept) return map_pool();
+  pool_ = Pool::kMapped;
+  pool_fd_.reset();
+  kLog.info("the server has the pool that is mapped already instance={}",
+            state_.options.link.instance);
+  describe_device();
+  return Result<void>();
+}
+
+void MoverLoop::describe_device() {
+  const auto& describe = state_.options.describe_device;
+  tasks_.add(link_.describe(describe ? describe() : DeviceReport()));
 }
 
 kj::Promise<Result<void>> MoverLoop::map_pool() {
@@ -202,10 +235,7 @@ void MoverLoop::on_helper_done() {
   pool_fd_.reset();
   if (pool_ == Pool::kMapping) {
     pool_ = mapped_ ? Pool::kMapped : Pool::kUnmapped;
-    if (mapped_ && !ending_ && link_.is_connected()) {
-      const auto& describe = state_.options.describe_device;
-      tasks_.add(link_.describe(describe ? describe() : DeviceReport()));
-    }
+    if (mapped_ && !ending_ && link_.is_connected()) describe_device();
     on_mapped_->fulfill(kj::mv(mapped_));  // A dropped promise is no error: end() was called.
     if (ending_) unmap_pool();
   } else {
@@ -216,18 +246,33 @@ void MoverLoop::on_helper_done() {
       kLog.warn("the last copies after a lost connection were slow took=\"{}\"",
                 format_duration(took));
     }
+    for (auto& waiter : std::exchange(on_unmapped_, {})) waiter->fulfill();
   }
   end_if_quiet();
 }
 
 void MoverLoop::unmap_pool() {
-  if (pool_ != Pool::kMapped) return;
+  if (pool_ != Pool::kMapped && pool_ != Pool::kKept) return;
   pool_ = Pool::kUnmapping;
   unmapping_since_ = state_.clock.now();
   start_helper([this] {
     state_.device.detach();
     state_.mapping = PoolMapping();
   });
+}
+
+kj::Promise<void> MoverLoop::unmap_kept() {
+  unmap_pool();
+  if (pool_ != Pool::kUnmapping) return kj::READY_NOW;
+  auto done = kj::newPromiseAndFulfiller<void>();
+  on_unmapped_.push_back(kj::mv(done.fulfiller));
+  return kj::mv(done.promise);
+}
+
+void MoverLoop::unmap_when_late() {
+  tasks_.add(link_.timer().afterDelay(kKeepMapping).then([this, time = ++times_kept_] {
+    if (pool_ == Pool::kKept && time == times_kept_) unmap_pool();
+  }));
 }
 
 kj::Promise<void> MoverLoop::end() {
@@ -237,13 +282,18 @@ kj::Promise<void> MoverLoop::end() {
   const bool lost = !link_.is_connected();
   saves_.end(lost);
   loads_.end(lost);
-  unmap_pool();
+  if (!lost || kept_pool_.is_none()) unmap_pool();
   end_if_quiet();
   return kj::mv(done.promise);
 }
 
 void MoverLoop::end_if_quiet() {
-  if (!ending_ || pool_ != Pool::kUnmapped || state_.has_jobs()) return;
+  if (!ending_ || state_.has_jobs()) return;
+  if (pool_ == Pool::kMapped && state_.batches.empty()) {
+    pool_ = Pool::kKept;
+    unmap_when_late();
+  }
+  if (pool_ != Pool::kUnmapped && pool_ != Pool::kKept) return;
   ending_ = false;
   on_end_->fulfill();
 }
@@ -271,9 +321,11 @@ void MoverLoop::handle(MoverEvent&& event) {
               event.completion.ticket);
   const BatchOwner owner = batch.mapped();
   if (owner.direction == Device::Direction::kSave) {
-    return saves_.on_copied(owner, std::move(event.completion));
+    saves_.on_copied(owner, std::move(event.completion));
+  } else {
+    loads_.on_copied(owner, std::move(event.completion));
   }
-  loads_.on_copied(owner, std::move(event.completion));
+  end_if_quiet();
 }
 
 }  // namespace pegaflow

@@ -2,9 +2,12 @@
 /// \file
 /// The private thread of a Mover: registers, maps the pool, and runs save and load jobs.
 
+#include <cstdint>
 #include <functional>
 #include <thread>
+#include <vector>
 
+#include "base/id128.h"
 #include "base/os/unique_fd.h"
 #include "client/link.h"
 #include "client/loop.h"
@@ -20,6 +23,10 @@ namespace pegaflow {
 /// Operations that may take long and cannot be cancelled (mapping a pool and attaching the device,
 /// waiting for the last copies and unmapping) run on a helper thread, so that jobs that have ended
 /// are reported meanwhile. There is one helper at a time.
+///
+/// The mapping of a pool that outlives its server stays when the connection is lost: the next server
+/// most likely has the same pool. It is unmapped when that has another one, or when no server has
+/// answered for kKeepMapping.
 class MoverLoop final : private Link::Role {
  public:
   /// All outlive the loop.
@@ -31,7 +38,9 @@ class MoverLoop final : private Link::Role {
   kj::Promise<void> run();
 
  private:
-  enum class Pool : std::uint8_t { kUnmapped, kMapping, kMapped, kUnmapping };
+  struct Registered;
+  /// kKept: mapped, without a connection and without a copy in flight.
+  enum class Pool : std::uint8_t { kUnmapped, kMapping, kMapped, kUnmapping, kKept };
 
   // The link's role.
   kj::Promise<Result<void>> begin() override;
@@ -40,12 +49,18 @@ class MoverLoop final : private Link::Role {
   kj::Promise<Result<void>> register_rank();
   /// Errors: kRefused when the server does not implement what the engine's kinds need.
   [[nodiscard]] Result<void> may_register() const;
-  kj::Promise<Result<void>> on_registered(wire::Pool::Client&& pool);
+  kj::Promise<Result<void>> on_registered(Registered&& registered);
+  /// Takes the mapping that was kept if it is that of this pool, else maps it.
+  kj::Promise<Result<void>> use_pool(const Id128& kept_pool);
+  /// Resolves once no kept pool is mapped.
+  kj::Promise<void> unmap_kept();
+  void unmap_when_late();
+  void describe_device();
   kj::Promise<Result<void>> map_pool();
   void start_helper(std::function<void()> work);
   void on_helper_done();
   void unmap_pool();
-  /// Resolves end() when no job is left and the pool is unmapped.
+  /// Resolves end() when no job is left and the pool is unmapped, or kept without a copy in flight.
   void end_if_quiet();
 
   void handle(MoverCommand&& command);
@@ -58,6 +73,9 @@ class MoverLoop final : private Link::Role {
   Loads loads_;
 
   Pool pool_ = Pool::kUnmapped;
+  Id128 kept_pool_;                 ///< The name of the mapped pool, if it outlives its server.
+  std::uint64_t times_kept_ = 0;    ///< Distinguishes one wait for a server from a later one.
+  std::vector<kj::Own<kj::PromiseFulfiller<void>>> on_unmapped_;
   UniqueFd pool_fd_;
   std::thread helper_;
   Result<void> mapped_;  ///< The helper's result.

@@ -22,12 +22,14 @@ class ChecksumTable {
   static constexpr std::uint64_t kNone = 0;
 
   /// Page numbers are below `pages`.
-  explicit ChecksumTable(std::uint64_t pages) : pages_(pages) {}
-  /// In memory that outlives this process, with the checksums that it has; as does `kept`.
-  explicit ChecksumTable(const KeptTables& kept)
-      : pages_(kept.checksums().size()),
-        kept_(&kept.checksum_count()),
-        checksums_(ZeroPages<std::uint64_t>::shared(kept.checksums())) {}
+  /// In memory of `kept`, unless that is null: with the checksums that it has, which outlive this
+  /// process.
+  explicit ChecksumTable(std::uint64_t pages, const KeptTables* kept = nullptr) : pages_(pages) {
+    if (kept == nullptr) return;
+    pages_ = kept->checksums().size();
+    kept_ = &kept->checksum_count();
+    checksums_ = ZeroPages<std::uint64_t>::shared(kept->checksums());
+  }
   ChecksumTable(ChecksumTable&&) = delete;
 
   /// Ignores numbers that are out of range. If the table cannot be allocated, no checksum is kept,

@@ -85,6 +85,7 @@ struct KeptTables::Header {
   std::uint64_t check = 0;  ///< Of the members before it.
   // Members from here on change.
   std::uint32_t uses = 0;
+  std::uint32_t is_usable = 0;
   std::uint64_t checksum_count = 0;
 
   [[nodiscard]] std::uint64_t hash() const noexcept {
@@ -213,6 +214,12 @@ KeptTables::Layout KeptTables::layout() const noexcept { return header().layout;
 TimePoint KeptTables::made() const noexcept { return TimePoint(Duration(header().made_ns)); }
 std::uint32_t& KeptTables::uses() const noexcept { return header().uses; }
 std::uint64_t& KeptTables::checksum_count() const noexcept { return header().checksum_count; }
+
+void KeptTables::set_usable(bool is_usable) noexcept {
+  std::atomic_ref(header().is_usable).store(is_usable ? 1 : 0, std::memory_order_release);
+  order_stores();
+}
+bool KeptTables::is_usable() const noexcept { return header().is_usable != 0; }
 
 std::span<Block> KeptTables::rows() const noexcept {
   const Sections sections(header().layout.pool_bytes);

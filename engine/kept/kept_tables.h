@@ -80,6 +80,11 @@ class KeptTables {
   [[nodiscard]] std::uint32_t& uses() const noexcept;
   [[nodiscard]] std::uint64_t& checksum_count() const noexcept;
 
+  /// Whether all processes that may access the pool are known to the holder of the descriptors:
+  /// without that no other process may use them. False at first.
+  void set_usable(bool is_usable) noexcept;
+  [[nodiscard]] bool is_usable() const noexcept;
+
   void set_extent(std::uint32_t unit, const KeptExtent& extent) noexcept;
   void clear_extent(std::uint32_t unit) noexcept;
 

@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/units.h"
@@ -191,6 +192,20 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return fail_errno(errno, "set the size of the pool");
   }
+  PEGA_TRY_LET(Pool pool, map(std::move(fd), size_bytes, page_bytes));
+  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
+  const unsigned threads =
+      options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
+  PEGA_TRY(
+      allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, threads, stop, progress));
+  verify_placement(pool.bytes(), pool.placement_);
+  if (::fcntl(pool.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return fail_errno(errno, "seal the pool");
+  }
+  return pool;
+}
+
+Result<Pool> Pool::map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes) {
   void* const base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) {
     if (errno == ENOMEM) {
@@ -203,15 +218,30 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   if (::madvise(base, size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
-  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
-  const unsigned threads =
-      options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
-  PEGA_TRY(
-      allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, threads, stop, progress));
-  verify_placement(pool.bytes(), pool.placement_);
-  if (::fcntl(pool.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return fail_errno(errno, "seal the pool");
+  return pool;
+}
+
+Result<Pool> Pool::adopt(UniqueFd fd, const Options& options) {
+  struct stat status = {};
+  if (::fstat(fd.get(), &status) != 0) return fail_errno(errno, "look at the kept pool");
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  // The size of a huge page on hugetlbfs, and of a small one on tmpfs.
+  const auto page_bytes = static_cast<std::uint64_t>(status.st_blksize);
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals || size < kSmallPage || page_bytes < kSmallPage) {
+    return fail(Errc::kRefused, "the kept pool is no sealed memory of a server");
   }
+  if (options.size_bytes != 0 && options.size_bytes / page_bytes * page_bytes != size) {
+    return fail(Errc::kRefused, "the kept pool has {}, --pool-size {}", format_bytes(size),
+                format_bytes(options.size_bytes));
+  }
+  if (options.huge_pages == HugePages::kRequired && page_bytes == kSmallPage) {
+    return fail(Errc::kRefused, "the kept pool has no huge pages, which --use-hugepages requires");
+  }
+  PEGA_TRY_LET(Pool pool, map(std::move(fd), size, page_bytes));
+  pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
+  verify_placement(pool.bytes(), pool.placement_);
   return pool;
 }
 

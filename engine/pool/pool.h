@@ -51,6 +51,10 @@ class Pool {
   static Result<Pool> create(const Options& options, const std::atomic<bool>& stop,
                              const Progress& progress);
 
+  /// Maps the pool of another process, of `options.size_bytes` unless that is 0. Touches nothing.
+  /// Errors: kRefused for memory of another size, or without the seals of a pool; kIo.
+  static Result<Pool> adopt(UniqueFd fd, const Options& options);
+
   Pool(Pool&& other) noexcept;
   Pool& operator=(Pool&& other) noexcept;
   ~Pool();
@@ -66,6 +70,7 @@ class Pool {
 
  private:
   Pool(UniqueFd fd, std::span<std::byte> bytes, std::uint64_t page_bytes) noexcept;
+  static Result<Pool> map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes);
 
   UniqueFd fd_;
   std::span<std::byte> bytes_;

@@ -29,6 +29,11 @@ std::uint64_t largest(const std::vector<std::uint64_t>& sizes) {
   return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
 }
 
+std::string waiting_state(bool for_clients) {
+  return for_clients ? "waiting for clients of the former server to end their copies"
+                     : "waiting for the epochs of other nodes";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CacheService>> CacheService::create(const Options& options,
@@ -47,7 +52,7 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       namespaces_(std::make_unique<engine::NamespaceTable>(*store_)),
       demand_(std::move(demand)),
       // Enough for the smallest pages; memory comes with the places that are used.
-      checksums_(options.store.pool_bytes / kSlotAlignment),
+      checksums_(options.store.pool_bytes / kSlotAlignment, options.store.kept),
       waits_(*store_, clock, options.max_waits),
       pool_bytes_(options.store.pool_bytes),
       parts_(options.store.numa_nodes),
@@ -55,8 +60,14 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       max_detached_(options.max_detached),
       clock_(clock),
       end_connection_(std::move(end_connection)),
-      epochs_([this]() { retire_outdated(); }, options.next_epoch) {}
-CacheService::~CacheService() = default;
+      epochs_([this]() { retire_outdated(); }, options.next_epoch),
+      kept_(options.store.kept) {
+  if (kept_ != nullptr) namespaces_->on_change([this]() { record_names(); });
+}
+CacheService::~CacheService() {
+  // What this server leaves is what it has now.
+  namespaces_->on_change({});
+}
 
 // ---- callers
 
@@ -97,7 +108,7 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
                                                  std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     counted_.lookup_blocks_not_served += keys.size();
     return Found{};
   }
@@ -111,7 +122,7 @@ Result<CacheService::Found> CacheService::claim(const Id128& connection, const I
                                                 std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!instance.is_complete()) return Found{};
+  if (!serves(instance)) return Found{};
   PEGA_TRY_LET(const std::size_t blocks,
                store_->claim(*caller->holder, space_of(instance), keys, token));
   return Found{.blocks = blocks, .complete = true};
@@ -120,7 +131,7 @@ Result<CacheService::Found> CacheService::claim(const Id128& connection, const I
 Result<CacheService::Found> CacheService::claim_more(const Id128& connection, const Id128& token,
                                                      std::span<const BlockKey> keys) {
   PEGA_TRY_LET(Client* const caller, member(connection));
-  if (!caller->instance->is_complete()) {
+  if (!serves(*caller->instance)) {
     store_->unclaim(*caller->holder, token);
     return Found{};
   }
@@ -310,7 +321,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
                 kind);
   }
   const auto& [shard, cells] = shards_of(*caller);
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     // The other ranks may have received frames while it was complete: this shard will not be
     // filled.
     store_->abandon(*caller->holder, job);
@@ -454,7 +465,8 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
     info.state = !info.not_served.empty()    ? not_served_state(info.not_served)
                  : instance.connected == 0   ? "disconnected"
                  : !instance.refused.empty() ? "refused: " + instance.refused
-                 : instance.is_complete()    ? "connected"
+                 : serves(instance)          ? "connected"
+                 : instance.is_complete()    ? waiting_state(is_closed_)
                                              : "waiting for ranks";
     info.namespace_hash = instance.namespace_hash;
     info.kinds = instance.rules;

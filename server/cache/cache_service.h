@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/block_key.h"
@@ -29,6 +30,8 @@
 #include "server/cache/job_waits.h"
 
 namespace pegaflow::server {
+
+struct KeptNames;
 
 /// The cache of one node, without its wire.
 ///
@@ -59,6 +62,19 @@ class CacheService {
     cluster::Epochs::Next next_epoch{};  ///< See Epochs.
   };
 
+  /// What the server before this one left in `Options::store.kept`.
+  struct Former {
+    /// Clients that may still access the pool: nothing that they may access is reused before each of
+    /// them has reported that its copies have ended, or former_client_gone() was called.
+    std::vector<Id128> clients;
+    /// Find its blocks. Without it nothing is found, and nothing saved before its clients have
+    /// quiesced.
+    bool adopt = false;
+    /// Other nodes may have reset the namespaces of its blocks: they are not served before
+    /// confirm_epochs().
+    bool waits_for_nodes = false;
+  };
+
   /// Ends a connection that another one replaces; it calls disconnected() before it returns.
   using EndConnection = std::function<void(const Id128& connection)>;
 
@@ -66,7 +82,30 @@ class CacheService {
   /// Errors: those of BlockStore::create and Demand::create.
   static Result<std::unique_ptr<CacheService>> create(const Options& options, const Clock& clock,
                                                       EndConnection end_connection);
+  /// Continues where another server ended. To be called before anything else.
+  /// Errors: kCorrupt when what it left contradicts itself; then this object must not be used.
+  Result<void> continue_from(const Former& former);
   ~CacheService();
+
+  // ---- the server before this one
+
+  /// Calls `hook` with a connection, or with the process of a client of the former server, once
+  /// nothing that began under it can access the pool any longer.
+  void on_client_end(std::function<void(const Id128&)> hook) { on_client_end_ = std::move(hook); }
+  /// Such a client has ended. Ignores unknown ones.
+  void former_client_gone(const Id128& process);
+  /// The epochs of all nodes are known: adopted blocks are served from now on.
+  void confirm_epochs();
+  /// They are not known and may not be soon: adopted blocks are dropped.
+  void drop_unconfirmed();
+  struct FormerReport {
+    std::uint64_t adopted_blocks = 0;    ///< At the start.
+    std::uint64_t adopted_bytes = 0;
+    std::uint64_t discarded_frames = 0;  ///< In use by blocks that were not whole or found.
+    std::size_t clients = 0;             ///< Clients that have not quiesced.
+    bool waits_for_nodes = false;
+  };
+  [[nodiscard]] FormerReport former() const;
 
   // ---- connections
 
@@ -387,6 +426,15 @@ class CacheService {
 
   CacheService(std::unique_ptr<engine::BlockStore> store, std::unique_ptr<engine::Demand> demand,
                const Options& options, const Clock& clock, EndConnection end_connection);
+  /// Whether anything is found, claimed or reserved for the instance.
+  [[nodiscard]] bool serves(const Instance& instance) const;
+  /// Whether blocks of a former server wait for the epochs of other nodes.
+  [[nodiscard]] bool is_held_back(engine::NamespaceId space) const;
+  Result<void> adopt(const KeptNames& names);
+  [[nodiscard]] Result<void> restore_namespaces(const KeptNames& names);
+  void end_former_if_quiesced();
+  /// Records the names for the server after this one.
+  void record_names();
   /// Sets the checksums of a block's pages; returns the sum of their sizes.
   std::uint64_t note_checksums(engine::FrameIndex frame, std::uint32_t shards,
                                std::span<const std::uint64_t> checksums);
@@ -494,6 +542,13 @@ class CacheService {
   std::unordered_map<Id128, std::unique_ptr<Detached>> detached_;
   std::uint32_t next_instance_ = 1;
   Stats counted_;
+  engine::KeptTables* kept_;  ///< Null: nothing outlives this server.
+  std::unordered_set<Id128> former_clients_;
+  std::optional<engine::HolderId> former_holder_;  ///< Of the frames that they may access.
+  bool is_closed_ = false;                         ///< Until they have quiesced.
+  std::unordered_set<engine::NamespaceId> held_back_;
+  FormerReport former_;
+  std::function<void(const Id128&)> on_client_end_ = [](const Id128&) {};
 };
 
 }  // namespace pegaflow::server

@@ -164,7 +164,7 @@ Result<CacheService::Restorable> CacheService::restorable(const Id128& connectio
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     counted_.lookup_blocks_not_served += units.size();
     return Restorable{};
   }
@@ -201,7 +201,7 @@ Result<CacheService::Restorable> CacheService::claim_restorable(const Id128& con
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  if (!instance.is_complete()) return Restorable{};
+  if (!serves(instance)) return Restorable{};
   PromptSearch search(*this, instance, units, local);
   const std::uint64_t tokens = search.longest();
   Restorable found = search.restorable(tokens);
@@ -234,7 +234,7 @@ Result<CacheService::Boundaries> CacheService::boundaries(const Id128& connectio
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  if (!instance.is_complete()) return Boundaries{};
+  if (!serves(instance)) return Boundaries{};
   PromptSearch search(*this, instance, units, local);
   Boundaries found{.restorable = {}, .complete = true};
   for (const std::uint64_t tokens : search.all()) {

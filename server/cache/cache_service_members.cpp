@@ -78,6 +78,7 @@ Result<void> CacheService::connected(const Id128& connection, Hello hello) {
       if (hello.quiesced) end_detached(detached);
     }
   }
+  if (hello.quiesced) former_client_gone(hello.process);
   auto client = std::make_unique<Client>();
   client->connection = connection;
   client->process = hello.process;
@@ -114,6 +115,7 @@ void CacheService::disconnected(const Id128& connection) {
     leave_instance(client);
   }
   clients_.erase(found);
+  if (!detached_.contains(connection)) on_client_end_(connection);
   waits_.settle();
 }
 
@@ -131,6 +133,7 @@ void CacheService::end_detached(
     std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached) {
   store_->holder_gone(detached->second->holder);
   Instance& instance = *detached->second->instance;
+  on_client_end_(detached->first);
   detached_.erase(detached);
   drop_reference(instance);
 }
@@ -140,6 +143,7 @@ Result<void> CacheService::goodbye(const Id128& connection) {
   if (caller->holder) store_->holder_gone(*caller->holder);
   caller->holder.reset();
   caller->said_goodbye = true;
+  on_client_end_(connection);
   caller->declined.reset();
   waits_.forget(connection);
   leave_instance(*caller);

@@ -65,6 +65,7 @@ void CacheService::name_spaces(Instance& instance) {
                                    .page_bytes = sizes_of(space.kinds[kind]),
                                    .epoch = epochs_.of(instance.spaces[kind])});
   }
+  record_names();
 }
 
 template <typename IsOver>
@@ -105,6 +106,7 @@ const engine::NamespaceTable::Kind* CacheService::kind_called(const Bytes32& nam
   if (found == spaces_.end()) return nullptr;
   const engine::NamespaceTable::Namespace* const space = namespaces_->find(found->second.id);
   if (space == nullptr || found->second.kind >= space->kinds.size()) return nullptr;
+  if (is_closed_ || is_held_back(space->id)) return nullptr;
   const engine::NamespaceTable::Kind& kind = space->kinds[found->second.kind];
   // The reader copies pages of the sizes that the name stands for: even if the namespace has
   // another shape by now, none of another size are found or lent by that name.
@@ -116,7 +118,7 @@ const engine::NamespaceTable::Kind* CacheService::kind_called(const Bytes32& nam
 Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
   return wants_of(instance, 0);
@@ -133,7 +135,7 @@ Result<CacheService::WantsOfKinds> CacheService::wants_of_kinds(const Id128& con
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
   WantsOfKinds wants{.rules = instance.rules, .local_tokens = local, .kinds = {}};
@@ -155,7 +157,7 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
                                                 std::size_t fetchable, std::size_t kind) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
-  if (!instance.is_complete()) {
+  if (!serves(instance)) {
     return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
   }
   if (space_of(instance, kind) != generation) {

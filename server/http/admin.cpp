@@ -18,7 +18,8 @@ constexpr Log kLog{"admin"};
 Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
              const RpcCounters& counters, const engine::Pool& pool,
              std::function<std::optional<NodesReport>()> nodes,
-             std::function<std::optional<SsdReport>()> ssd, CleanDisks clean_disks,
+             std::function<std::optional<SsdReport>()> ssd,
+             std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks,
              HttpServer& http, Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
@@ -28,6 +29,7 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       pool_(pool),
       nodes_(std::move(nodes)),
       ssd_(std::move(ssd)),
+      kept_(std::move(kept)),
       clean_disks_(std::move(clean_disks)),
       http_(http),
       questions_(questions),
@@ -85,6 +87,7 @@ Snapshot Admin::snapshot() const {
   }
   now.nodes = nodes_();
   now.ssd = ssd_();
+  now.kept = kept_();
   return now;
 }
 

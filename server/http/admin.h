@@ -30,7 +30,8 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   Admin(CacheService& service, Background& background, kj::Timer& timer, const Clock& clock,
         const RpcCounters& counters, const engine::Pool& pool,
         std::function<std::optional<NodesReport>()> nodes,
-        std::function<std::optional<SsdReport>()> ssd, CleanDisks clean_disks, HttpServer& http,
+        std::function<std::optional<SsdReport>()> ssd,
+        std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
@@ -54,6 +55,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   const engine::Pool& pool_;
   std::function<std::optional<NodesReport>()> nodes_;
   std::function<std::optional<SsdReport>()> ssd_;
+  std::function<std::optional<KeptReport>()> kept_;
   CleanDisks clean_disks_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;

@@ -3,6 +3,7 @@
 /// The messages between the RPC thread and the HTTP thread: questions, and plain answers.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,6 +70,7 @@ struct Health {
   std::string peer_listen{};  ///< Where peers reach this node.
   std::vector<Peer> peers{};
   std::vector<SsdReport::OneDisk> disks{};  ///< The SSD tier's.
+  std::optional<KeptReport> kept{};         ///< With --keep only.
 };
 
 /// From the RPC thread to the HTTP thread.

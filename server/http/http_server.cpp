@@ -107,6 +107,16 @@ nlohmann::json nodes_json(const Health& health) {
 }
 
 /// A disk that failed does not make a node unhealthy: its blocks are misses.
+nlohmann::json keeper_json(const KeptReport& kept) {
+  nlohmann::json keeper = {{"state", kept.has_keeper ? "holding" : "missing"},
+                           {"socket", kept.socket},
+                           {"adopted_blocks", kept.adopted_blocks},
+                           {"former_clients", kept.former_clients},
+                           {"waits_for_nodes", kept.waits_for_nodes}};
+  if (!kept.has_keeper) keeper["why"] = kept.why_not;
+  return keeper;
+}
+
 nlohmann::json disks_json(const Health& health) {
   nlohmann::json disks = nlohmann::json::array();
   for (const SsdReport::OneDisk& disk : health.disks) {
@@ -129,6 +139,7 @@ Reply health_reply(const Health& health) {
     body["numa"] = to_json(health.placement);
     if (!health.lane.empty()) body["nodes"] = nodes_json(health);
     if (!health.disks.empty()) body["ssd"] = disks_json(health);
+    if (health.kept) body["keeper"] = keeper_json(*health.kept);
   } else {
     body["done_bytes"] = health.done_bytes;
   }

@@ -9,6 +9,7 @@
 #include "server/http/http_counters.h"
 #include "server/http/nodes_report.h"
 #include "server/rpc/rpc_counters.h"
+#include "server/pool/kept_report.h"
 #include "server/ssd/ssd_report.h"
 
 namespace pegaflow::server {
@@ -23,6 +24,7 @@ struct Snapshot {
   double oldest_lease_seconds = 0;     ///< 0 without a lease.
   std::optional<NodesReport> nodes{};  ///< With other nodes only.
   std::optional<SsdReport> ssd{};      ///< With an SSD tier only.
+  std::optional<KeptReport> kept{};    ///< With --keep only.
   HttpCounters http{};                 ///< Filled in by the HTTP thread.
 };
 

@@ -15,6 +15,7 @@
 #include "capnp/wire/codec.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/pool/pool_keeping.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/process_watch.h"
 
@@ -49,7 +50,8 @@ class GateImpl final : public wire::Gate::Server {
     if (!params.hasHandle()) return accept(call, measured, version, nullptr);
     return params.getHandle().getFd().then(
         [this, call, measured, version](kj::Maybe<int> fd) mutable -> kj::Promise<void> {
-          return accept(call, measured, version, watch(fd));
+          return accept(call, measured, version,
+                        watch(fd, read_id(call.getParams().getProcess())));
         });
   }
 
@@ -78,13 +80,19 @@ class GateImpl final : public wire::Gate::Server {
   }
 
   /// Returns null when the process cannot be watched: it may look up, but gets no pool.
-  std::shared_ptr<ProcessWatch> watch(kj::Maybe<int> fd) {
+  std::shared_ptr<ProcessWatch> watch(kj::Maybe<int> fd, const Id128& process) {
     KJ_IF_MAYBE (sent, fd) {
       // A duplicate, since the sent one is closed with its capability.
       UniqueFd own(::fcntl(*sent, F_DUPFD_CLOEXEC, 0));
       if (!own) {
         kRpcLog.warn("a process cannot be watched error=\"{}\"",
                      fail_errno(errno, "duplicate its pidfd").value().detail);
+        return nullptr;
+      }
+      if (context_.keeping != nullptr &&
+          !context_.keeping->admit(connection_, process, own.get())) {
+        kRpcLog.warn("a process cannot be watched pid={} reason=\"no descriptor is left\"",
+                     peer_.pid);
         return nullptr;
       }
       auto started = ProcessWatch::start(

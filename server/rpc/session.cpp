@@ -10,6 +10,7 @@
 #include "cluster/peers.h"
 #include "server/cache/fetches.h"
 #include "server/cache/resets.h"
+#include "server/pool/pool_keeping.h"
 #include "server/rpc/in_order.h"
 #include "server/rpc/measured.h"
 #include "server/ssd/ssd_tier.h"
@@ -102,6 +103,9 @@ class SessionImpl final : public wire::Session::Server {
       if (pool_ == nullptr) pool_ = wire::Pool::Client(kj::heap<PoolImpl>(context_.pool_fd));
       KJ_IF_MAYBE (pool, pool_) results.setPool(*pool);
       results.setPoolBytes(context_.pool_bytes);
+      if (context_.keeping != nullptr && !context_.keeping->pool().is_none()) {
+        write_id(context_.keeping->pool(), results.initKeptPool());
+      }
       results.setNamespace(done->namespace_hash.c_str());
     } else {
       write_error(done.error(), results.initRefused());

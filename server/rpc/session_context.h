@@ -25,6 +25,7 @@ namespace pegaflow::server {
 class Background;
 class CacheService;
 class Fetches;
+class PoolKeeping;
 class SsdTier;
 
 /// Dependencies of every connection's objects, which it outlives.
@@ -43,6 +44,7 @@ struct SessionContext {
   cluster::Peers* peers = nullptr;           ///< Null: there are no other nodes.
   cluster::EpochWatches* watches = nullptr;  ///< The same.
   SsdTier* ssd = nullptr;                    ///< Null: there are no disks.
+  PoolKeeping* keeping = nullptr;            ///< Null: the pool ends with this server.
   Id128 server;                              ///< This server's incarnation.
   std::string build;                         ///< Program and version, for clients' logs.
   /// The process of a connection ended. Called from the watch's own event, so it only schedules.

@@ -39,6 +39,7 @@ Result<std::unique_ptr<SsdDisks>> SsdDisks::open(const Options& options, const C
     const Disk::Attributes& is = disk->attributes();
     kLog.info("a disk of the cache is open path={} backend={} reason=\"{}\" direct={} new={}",
               is.path, is.backend, is.reason, is.direct, is.is_new);
+    disks->paths_.push_back(is.path);
     SsdDisk::Options of_blocks;
     of_blocks.size_bytes = each;
     of_blocks.segment_bytes = options.segment_bytes;

@@ -51,6 +51,8 @@ class SsdDisks {
   void read_completions();
 
   [[nodiscard]] const std::vector<std::unique_ptr<SsdDisk>>& all() const noexcept { return disks_; }
+  /// The files, as they were opened.
+  [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   /// The disk that has the block; null: none has.
   [[nodiscard]] SsdDisk* having(const engine::ssd::Origin& origin, const BlockKey& key) const;
   /// The disk that takes the next block: the one with the fewest bytes waiting; null: none does
@@ -65,6 +67,7 @@ class SsdDisks {
 
   Mailbox<SsdNews> completions_;
   std::vector<std::unique_ptr<SsdDisk>> disks_;
+  std::vector<std::string> paths_;
 };
 
 }  // namespace pegaflow::server

@@ -279,11 +279,11 @@ TEST_SUITE("BlockStore, adoption") {
   TEST_CASE("pages keep the checksums of their writers") {
     ManualClock clock;
     KeptTables tables = tables_of(kFrames, clock);
-    ChecksumTable checksums(tables);
+    ChecksumTable checksums(kFrames, &tables);
     CHECK(checksums.is_empty());
     checksums.set(3, 0xABCD);
     const KeptTables other = again(tables);
-    const ChecksumTable next(other);
+    const ChecksumTable next(kFrames, &other);
     CHECK_FALSE(next.is_empty());
     CHECK(next[3] == 0xABCD);
     CHECK(next[4] == ChecksumTable::kNone);

@@ -1,4 +1,4 @@
-#include "server/cache/pool_preparation.h"
+#include "server/pool/pool_preparation.h"
 
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 /// Everything that it tells until the last.
 std::vector<PoolNews> listen(PoolPreparation& preparation) {
   std::vector<PoolNews> all;
-  while (all.empty() || !(all.back().pool || all.back().error)) {
+  while (all.empty() || !(all.back().prepared || all.back().error)) {
     pollfd wanted{preparation.news().fd(), POLLIN, 0};
     REQUIRE(::poll(&wanted, 1, 20'000) == 1);
     preparation.news().drain([&](PoolNews&& news) { all.push_back(std::move(news)); });
@@ -31,8 +31,8 @@ TEST_SUITE("PoolPreparation") {
 
     const auto news = listen(**preparation);
 
-    REQUIRE(news.back().pool);
-    CHECK(news.back().pool->size_bytes() == 200 * kMiB);
+    REQUIRE(news.back().prepared);
+    CHECK(news.back().prepared->pool->size_bytes() == 200 * kMiB);
     CHECK(news.front().status == "preparing the pool");
     CHECK(news.size() >= 3);  // The beginning, chunks of 32 MiB, the end.
   }

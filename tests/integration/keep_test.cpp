@@ -1,0 +1,282 @@
+// A pool that outlives its server: --keep, the keeper, and what the next server finds.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "server/pool/keeper_link.h"
+#include "tests/support/nodes.h"
+#include "tests/support/server_process.h"
+#include "tests/support/test_engine.h"
+#include "tests/support/wire_client.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using server::keeper_path;
+using server::keeper_state;
+using server::release_keeper;
+
+constexpr std::size_t kBlocks = 64;
+constexpr std::size_t kBlockBytes = 16 * 1024;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+ServerProcess::Options keeping(std::vector<std::string> more = {}) {
+  ServerProcess::Options options;
+  options.pool_size = "8mb";
+  options.arguments = {"--keep", "yes"};
+  options.arguments.insert(options.arguments.end(), more.begin(), more.end());
+  return options;
+}
+
+/// A server with a keeper, which ends with it.
+struct KeptServer : ServerProcess {
+  explicit KeptServer(std::vector<std::string> more = {}) : ServerProcess(keeping(std::move(more))) {}
+  KeptServer(const KeptServer&) = delete;
+  KeptServer& operator=(const KeptServer&) = delete;
+  ~KeptServer() {
+    try {
+      kill();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+      // It has ended before.
+    }
+    const auto released = release_keeper(keeper());
+    CHECK_MESSAGE(released.has_value(), (released ? "" : released.error().detail));
+  }
+  [[nodiscard]] std::filesystem::path keeper() const { return keeper_path(socket()); }
+};
+
+/// An engine that goes on while its server is restarted.
+struct Engine {
+  explicit Engine(const ServerProcess& server, const std::string& instance = "engine")
+      : memory(engine_memory(2, kBlockBytes / 2, kBlocks)) {
+    TestEngine::Options options;
+    options.socket = server.socket();
+    options.instance = instance;
+    engine = std::make_unique<TestEngine>(std::move(options), memory, *device);
+    engine->wait_ready();
+  }
+  void save(std::uint64_t first, std::size_t count) {
+    CHECK_FALSE(engine->save(numbers_from(first, count), blocks_from(0, count)).error);
+  }
+  /// Loads blocks and compares them; returns the number that was found.
+  std::size_t load(std::uint64_t first, std::size_t count) {
+    const auto claimed = engine->claim(numbers_from(first, count));
+    REQUIRE(claimed);
+    if (claimed->token.is_none()) return 0;
+    const std::vector<std::uint32_t> to = blocks_from(kBlocks / 2, claimed->blocks);
+    const Mover::Finished loaded = engine->load(claimed->token, to);
+    engine->session().unclaim(claimed->token);
+    REQUIRE_FALSE(loaded.error);
+    CHECK(loaded.failed_blocks.empty());
+    CHECK(engine->wrong_blocks(numbers_from(first, claimed->blocks), to) == 0);
+    return claimed->blocks;
+  }
+
+  EngineMemory memory;
+  std::unique_ptr<HostDevice> device = HostDevice::create({.threads = 2}).value();
+  std::unique_ptr<TestEngine> engine;
+};
+
+pid_t keeper_pid(const KeptServer& server) {
+  const auto state = keeper_state(server.keeper());
+  return state && *state ? (*state)->keeper_pid : -1;
+}
+
+harness::Child start_keeper(const ServerProcess& server) {
+  auto child = harness::Child::start(
+      {.command = {PEGA_KEEPER, "--addr", "unix:" + server.socket()}, .log_file = {}});
+  REQUIRE(child);
+  return std::move(*child);
+}
+
+/// The address at which this process has the pool mapped.
+std::string mapping_of_pool() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (has(line, "memfd:pegaflow-pool")) return line.substr(0, line.find('-'));
+  }
+  return {};
+}
+
+TEST_SUITE("a kept pool") {
+  TEST_CASE("after a kill the next server has the blocks, and an engine keeps its mapping") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+    const std::string mapping = mapping_of_pool();
+    REQUIRE_FALSE(mapping.empty());
+
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+
+    CHECK(mapping_of_pool() == mapping);
+    CHECK(engine.load(1, 20) == 20);
+    CHECK(server.metric("pegaflow_adopted_blocks") == 20);
+    CHECK(server.metric("pegaflow_former_clients") == 0);
+    engine.save(100, 10);
+    CHECK(engine.load(100, 10) == 10);
+  }
+
+  TEST_CASE("a stop keeps the pool too, and --release frees it") {
+    KeptServer server;
+    {
+      Engine engine(server);
+      engine.save(1, 20);
+    }
+    CHECK(server.terminate() == 0);
+    const auto state = keeper_state(server.keeper());
+    REQUIRE(state.value());
+    CHECK((*state)->pool_bytes == 8 << 20);
+    CHECK((*state)->server_pid == 0);
+
+    server.start();
+    CHECK(server.metric("pegaflow_adopted_blocks") == 20);
+    const Ran refused = run_server_binary({"--release", "--addr", "unix:" + server.socket()});
+    CHECK(refused.exit_code == 1);
+    CHECK(has(refused.output, "the server with pid " + std::to_string(server.pid())));
+    CHECK(server.terminate() == 0);
+
+    const Ran released = run_server_binary({"--release", "--addr", "unix:" + server.socket()});
+    INFO(released.output);
+    CHECK(released.exit_code == 0);
+    CHECK(has(released.output, "released the pool of 8 MiB"));
+    const Ran again = run_server_binary({"--release", "--addr", "unix:" + server.socket()});
+    CHECK(again.exit_code == 1);
+    CHECK(has(again.output, "no keeper listens at " + server.keeper().string()));
+    server.start();
+    CHECK(server.metric("pegaflow_adopted_blocks") == 0);
+  }
+
+  TEST_CASE("what a client may still write is not reused before it has quiesced or ended") {
+    KeptServer server;
+    auto io = kj::setupAsyncIo();
+    WireClient client(io, server.socket());
+    client.hello();
+    const auto pool = client.register_rank("writer", kBlockBytes);
+    REQUIRE(pool);
+    const auto pages = client.reserve({client.process(), 1}, make_keys(1, 5));
+    REQUIRE(pages);
+
+    server.kill();
+    server.start();
+
+    CHECK(server.metric("pegaflow_former_clients") == 1);
+    CHECK(server.metric("pegaflow_quarantine_slots{reason=\"reader_lost\"}") == 5);
+    Engine engine(server);
+    engine.save(1, 30);
+    CHECK(engine.load(1, 30) == 30);
+    CHECK(server.metric("pegaflow_quarantine_slots{reason=\"reader_lost\"}") == 5);
+
+    // The same process reports that its copies have ended.
+    WireClient next(io, server.socket());
+    next.hello({.process = client.process(), .quiesced = true});
+    CHECK(server.metric_becomes("pegaflow_former_clients", 0));
+    CHECK(server.metric_becomes("pegaflow_quarantine_slots{reason=\"reader_lost\"}", 0));
+    CHECK(engine.load(1, 30) == 30);
+  }
+
+  TEST_CASE("a reset ends with its generation whatever ends the server") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+    REQUIRE(engine.engine->session().reset_cache(kHang));
+    engine.save(50, 5);
+
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+
+    CHECK(engine.load(1, 20) == 0);
+    CHECK(engine.load(50, 5) == 5);
+    CHECK(server.metric("pegaflow_adopted_blocks") == 5);
+  }
+
+  TEST_CASE("a pool of another size is given up, with one line of the reason") {
+    KeptServer server;
+    {
+      Engine engine(server);
+      engine.save(1, 20);
+    }
+    server.kill();
+    ServerProcess::Options larger = keeping({"--addr", "unix:" + server.socket()});
+    larger.pool_size = "16mb";
+    ServerProcess next(larger);
+
+    CHECK(has(next.log(), "the kept pool has 8 MiB, --pool-size 16 MiB"));
+    CHECK(next.metric("pegaflow_adopted_blocks") == 0);
+    next.kill();
+    server.start();  // For its end.
+  }
+
+  TEST_CASE("a new server waits for the end of the former one, and then refuses with its pid") {
+    KeptServer server({"--pool-wait", "300ms"});
+    const pid_t former = server.pid();
+    server.signal(SIGSTOP);
+    std::filesystem::remove(server.socket() + ".lock");
+
+    const Ran second = run_server_binary({"--keep", "yes", "--addr", "unix:" + server.socket(),
+                                          "--http-addr", "127.0.0.1:0", "--pool-size", "8mb",
+                                          "--pool-wait", "300ms"});
+
+    INFO(second.output);
+    CHECK(second.exit_code == 1);
+    CHECK(has(second.output, "the server with pid " + std::to_string(former)));
+    server.signal(SIGCONT);
+  }
+
+  TEST_CASE("a server whose keeper is killed starts another one, which has all of it") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+    const pid_t former = keeper_pid(server);
+    REQUIRE(former > 1);
+    REQUIRE(::kill(former, SIGKILL) == 0);
+
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (keeper_pid(server) <= 1 || keeper_pid(server) == former) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    }
+    REQUIRE(server.metric_becomes("pegaflow_keeper", 1));
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+
+    CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE("without a keeper an external one is used as soon as it listens") {
+    ServerProcess server(
+        ServerProcess::Options{.pool_size = "8mb", .arguments = {"--keep", "external"}});
+    CHECK(has(server.log(), "no keeper listens at " + keeper_path(server.socket()).string()));
+    const auto health = nlohmann::json::parse(server.get("/health").body);
+    CHECK(health.at("keeper").at("state") == "missing");
+    Engine engine(server);
+    engine.save(1, 20);
+
+    harness::Child keeper = start_keeper(server);
+    REQUIRE(server.metric_becomes("pegaflow_keeper", 1));
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+
+    CHECK(engine.load(1, 20) == 20);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
