@@ -1,5 +1,6 @@
 #include "client/link.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -57,6 +58,11 @@ class ProcessHandleImpl final : public wire::ProcessHandle::Server {
 };
 
 /// The result of hello().
+/// A connection to a socket without a server costs microseconds: while one may be restarting, the
+/// next attempt comes soon.
+constexpr Duration kRestartTime = std::chrono::seconds(10);
+constexpr Duration kRestartInterval = std::chrono::milliseconds(25);
+
 struct Welcome {
   Id128 server;
   Id128 connection;
@@ -151,7 +157,7 @@ kj::Promise<void> Link::attempt() {
   Result<UniqueFd> socket = connect_to(options_.socket_path);
   if (!socket) {
     say(LinkState::kConnecting, to_string(socket.error()));
-    pause_ = options_.reconnect_interval;
+    pause_ = soon_again();
     return kj::READY_NOW;
   }
   connection_ = std::make_unique<Connection>(io_, std::move(*socket), previous_connection_);
@@ -238,7 +244,8 @@ kj::Promise<void> Link::finish(const Result<void>& outcome) {
     const Error& error = outcome.error();
     const bool soon = is_tried_again_soon(error.code);
     // A session that worked until now counts as lost, not as refused.
-    pause_ = soon || connection_->ready ? options_.reconnect_interval : options_.refused_interval;
+    if (connection_->ready) lost_since_ = clock_.now();
+    pause_ = soon || connection_->ready ? soon_again() : options_.refused_interval;
     say(soon || connection_->ready ? LinkState::kConnecting : LinkState::kRefused,
         to_string(error));
     connection_ = nullptr;
@@ -256,6 +263,13 @@ kj::Promise<void> Link::say_goodbye() {
       .then([](Result<void>&& done) {
         if (!done) kLog.debug("goodbye failed error=\"{}\"", to_string(done.error()));
       });
+}
+
+Duration Link::soon_again() const {
+  const bool is_just_lost =
+      lost_since_ != TimePoint::min() && clock_.now() - lost_since_ < kRestartTime;
+  return is_just_lost ? std::min(options_.reconnect_interval, kRestartInterval)
+                      : options_.reconnect_interval;
 }
 
 kj::Promise<void> Link::pause() {

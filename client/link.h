@@ -35,8 +35,8 @@ class Link {
    public:
     /// Prepares the session that the server has granted. The link is ready once this resolves.
     /// Errors: kBusy, kTimeout and kPeerLost are tried again with a new connection after
-    /// reconnect_interval, any other after refused_interval. The promise may be dropped; end()
-    /// follows in each case.
+    /// reconnect_interval, sooner just after a session was lost, any other after refused_interval.
+    /// The promise may be dropped; end() follows in each case.
     virtual kj::Promise<Result<void>> begin() = 0;
 
     /// The connection is over, or is to be closed: begins nothing new. Resolves once nothing that
@@ -120,6 +120,8 @@ class Link {
   kj::Promise<void> finish(const Result<void>& outcome);
   kj::Promise<void> say_goodbye();
   kj::Promise<void> pause();
+  /// The pause before another attempt at a server that may come back.
+  [[nodiscard]] Duration soon_again() const;
   void say(LinkState state, std::string detail);
 
   Result<void> may_send();
@@ -139,6 +141,8 @@ class Link {
   std::unique_ptr<Connection> connection_;
   Id128 previous_connection_;
   Duration pause_ = Duration::zero();  ///< Before the next attempt.
+  /// When the last session ended that had been ready: a server that is restarted is back soon.
+  TimePoint lost_since_ = TimePoint::min();
   bool closing_ = false;
   kj::PromiseFulfillerPair<void> close_requested_;
   kj::ForkedPromise<void> closed_;

@@ -35,6 +35,7 @@ constexpr Subcommand kSubcommands[] = {
      run_disk},
     {"pull", "a prefix from another node: the first page at the engine, beside all of them",
      run_pull},
+    {"keep", "a killed server's pool in the next one, beside the start of an empty one", run_keep},
     {"miss", "lookups of missing keys on a node with peers, beside a node without", run_miss},
 };
 

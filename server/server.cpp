@@ -386,8 +386,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
           background_->poke();
         }));
       };
-      auto watch =
-          ProcessWatch::start(io_.unixEventPort, std::move(client.pidfd), Peer{}, gone);
+      auto watch = ProcessWatch::start(io_.unixEventPort, std::move(client.pidfd), Peer{}, gone);
       if (watch) {
         former_watches_.push_back(std::move(*watch));
       } else {
@@ -395,12 +394,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
       }
     }
     if (waits_for_nodes() && service_->former().waits_for_nodes) {
-      tasks_.add(io_.provider->getTimer()
-                     .afterDelay(kEpochPatience)
-                     .then([this]() {
-                       service_->drop_unconfirmed();
-                       background_->poke();
-                     }));
+      tasks_.add(io_.provider->getTimer().afterDelay(kEpochPatience).then([this]() {
+        service_->drop_unconfirmed();
+        background_->poke();
+      }));
     }
   }
 
@@ -555,7 +552,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
     admin_ = std::make_unique<Admin>(
         *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
         [this]() { return report_nodes(); }, [this]() { return report_ssd(); },
-        [this]() { return report_kept(); }, [this](auto done) { clean_disks(std::move(done)); }, *http_, questions_);
+        [this]() { return report_kept(); }, [this](auto done) { clean_disks(std::move(done)); },
+        *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
   }
 
@@ -655,8 +653,8 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   kj::UnixEventPort::captureSignal(SIGINT);
   std::signal(SIGPIPE, SIG_IGN);
 
-  Server server(options, std::move(uids), std::move(windows), eviction, numa, keep,
-                std::move(lock), std::move(nodes));
+  Server server(options, std::move(uids), std::move(windows), eviction, numa, keep, std::move(lock),
+                std::move(nodes));
   return server.run(std::move(http), std::move(token));
 }
 

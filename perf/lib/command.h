@@ -54,6 +54,7 @@ Outcome run_replay(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
 Outcome run_disk(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
+Outcome run_keep(int argc, const char* const* argv);
 Outcome run_miss(int argc, const char* const* argv);
 
 // Bodies of child processes; not shown in --help.

@@ -73,10 +73,11 @@ Result<void> CacheService::adopt(const KeptNames& names) {
   former_.discarded_frames = adopted.discarded;
   PEGA_TRY(restore_namespaces(names));
   for (const auto& shape : names.shapes) store_->leave_shape(engine::ShapeId{shape.number});
-  kLog.info("continues with the blocks of the former server blocks={} bytes={} held={} discarded={} "
-            "clients={}",
-            adopted.blocks, format_bytes(adopted.bytes), adopted.held, adopted.discarded,
-            former_clients_.size());
+  kLog.info(
+      "continues with the blocks of the former server blocks={} bytes={} held={} discarded={} "
+      "clients={}",
+      adopted.blocks, format_bytes(adopted.bytes), adopted.held, adopted.discarded,
+      former_clients_.size());
   return {};
 }
 
@@ -88,9 +89,8 @@ Result<void> CacheService::restore_namespaces(const KeptNames& names) {
     former.rules = space.rules;
     former.generation = space.generation;
     for (const KeptNames::Kind& kind : space.kinds) {
-      const auto shape =
-          std::find_if(names.shapes.begin(), names.shapes.end(),
-                       [&](const auto& each) { return each.number == kind.shape; });
+      const auto shape = std::find_if(names.shapes.begin(), names.shapes.end(),
+                                      [&](const auto& each) { return each.number == kind.shape; });
       // The store has refused a generation of an unknown shape before.
       PEGA_ASSERT(shape != names.shapes.end(), "shape {} is not recorded", kind.shape);
       former.kinds.emplace_back(shape->shape, kind.space);

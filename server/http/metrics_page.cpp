@@ -541,19 +541,22 @@ void disk_traffic(MetricsPage& page, const SsdReport& ssd) {
 }
 
 void kept_pool(MetricsPage& page, const KeptReport& kept) {
-  page.gauge("keeper", "Whether a keeper holds the pool, so that it outlives this server (1) or not (0)",
+  page.gauge("keeper",
+             "Whether a keeper holds the pool, so that it outlives this server (1) or not (0)",
              kept.has_keeper ? 1 : 0);
-  page.gauge("adopted_blocks", "Blocks of the former server that this one found in the pool at its start",
+  page.gauge("adopted_blocks",
+             "Blocks of the former server that this one found in the pool at its start",
              number(kept.adopted_blocks));
   page.gauge("adopted_bytes", "Bytes of the blocks that were adopted", number(kept.adopted_bytes));
   page.gauge("adopt_discarded_slots",
              "Slots of the former server whose blocks were not whole or no longer valid",
              number(kept.discarded_frames));
   page.gauge("adopt_seconds", "Time to adopt the pool of the former server", kept.adopt_seconds);
-  page.gauge("former_clients",
-             "Clients of the former server that have neither ended nor reported the end of their copies; "
-             "slots that they may access are not reused",
-             number(kept.former_clients));
+  page.gauge(
+      "former_clients",
+      "Clients of the former server that have neither ended nor reported the end of their copies; "
+      "slots that they may access are not reused",
+      number(kept.former_clients));
   page.gauge("adopted_waits_for_nodes",
              "Whether adopted blocks wait for the epochs of other nodes (1) or are served (0)",
              kept.waits_for_nodes ? 1 : 0);

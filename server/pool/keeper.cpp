@@ -130,13 +130,11 @@ void Keeper::handle(Connection& connection, ReceivedMessage&& received) {
       return answer(Kind::kDone);
     case Kind::kProcess:
       if (!received.fds[0]) return;
-      std::erase_if(processes_,
-                    [&](const Process& each) { return each.id == message.process; });
+      std::erase_if(processes_, [&](const Process& each) { return each.id == message.process; });
       processes_.push_back({message.process, std::move(received.fds[0])});
       return;
     case Kind::kForget:
-      std::erase_if(processes_,
-                    [&](const Process& each) { return each.id == message.process; });
+      std::erase_if(processes_, [&](const Process& each) { return each.id == message.process; });
       return;
     default:
       return answer(Kind::kInvalid);

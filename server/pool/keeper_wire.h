@@ -37,11 +37,11 @@ struct KeeperMessage {
 
   std::uint32_t magic = kMagic;
   Kind kind{};
-  Id128 process{};              ///< kProcess, kForget.
-  std::uint64_t pool_bytes = 0; ///< kPut, kPool, kState, kDone: bytes of the pool that is kept.
-  std::int32_t pid = 0;         ///< kBusy, kState: the owner; 0 without one.
-  std::uint32_t processes = 0;  ///< kState: the clients that may access the pool.
-  std::int32_t keeper_pid = 0;  ///< kState, kDone: of the keeper.
+  Id128 process{};               ///< kProcess, kForget.
+  std::uint64_t pool_bytes = 0;  ///< kPut, kPool, kState, kDone: bytes of the pool that is kept.
+  std::int32_t pid = 0;          ///< kBusy, kState: the owner; 0 without one.
+  std::uint32_t processes = 0;   ///< kState: the clients that may access the pool.
+  std::int32_t keeper_pid = 0;   ///< kState, kDone: of the keeper.
   std::uint32_t reserved = 0;
 };
 static_assert(sizeof(KeeperMessage) == 48);
@@ -62,8 +62,8 @@ Result<std::optional<ReceivedMessage>> receive_message(int socket);
 /// `50055.keeper` beside `50055.sock`.
 std::filesystem::path keeper_path(const std::filesystem::path& socket);
 /// A socket that listens at that path, for this user alone. Replaces one whose process is gone.
-/// Errors: kRefused when another keeper listens there or permissions forbid it; kInvalidArgument for
-/// a path too long for a socket; kIo.
+/// Errors: kRefused when another keeper listens there or permissions forbid it; kInvalidArgument
+/// for a path too long for a socket; kIo.
 Result<UniqueFd> listen_as_keeper(const std::filesystem::path& path);
 /// A connection to the keeper at that path; none when no keeper listens there.
 /// Errors: kRefused when permissions forbid it; kInvalidArgument, kIo.

@@ -86,8 +86,8 @@ std::vector<std::byte> write_names(const KeptNames& names) {
   for (const auto& shape : names.shapes) shapes.push_back(to_json(shape));
   json namespaces = json::array();
   for (const auto& space : names.namespaces) namespaces.push_back(to_json(space));
-  const std::vector<std::uint8_t> written = json::to_cbor(
-      json{{"shapes", std::move(shapes)}, {"namespaces", std::move(namespaces)}});
+  const std::vector<std::uint8_t> written =
+      json::to_cbor(json{{"shapes", std::move(shapes)}, {"namespaces", std::move(namespaces)}});
   const auto bytes = std::as_bytes(std::span(written));
   return {bytes.begin(), bytes.end()};
 }

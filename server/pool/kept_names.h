@@ -19,15 +19,15 @@ namespace pegaflow::server {
 /// a later version may add to.
 struct KeptNames {
   struct Kind {
-    std::uint32_t shape = 0;   ///< The number of its shape.
-    engine::SpaceId space{};   ///< The generation whose blocks may be found.
+    std::uint32_t shape = 0;  ///< The number of its shape.
+    engine::SpaceId space{};  ///< The generation whose blocks may be found.
   };
   struct Namespace {
     std::vector<engine::NamespaceFactor> factors;
     engine::BlockKinds rules{};
     std::vector<Kind> kinds;  ///< One for a namespace without rules.
     std::uint64_t generation = 1;
-    Epoch epoch{};            ///< That of its blocks.
+    Epoch epoch{};  ///< That of its blocks.
   };
   std::vector<engine::BlockStore::FormerShape> shapes;
   std::vector<Namespace> namespaces;  ///< In the order in which they were made.

@@ -10,14 +10,14 @@ namespace pegaflow::server {
 
 struct KeptReport {
   bool has_keeper = false;
-  std::string socket;                  ///< The keeper's.
-  std::string why_not;                 ///< Why there is no keeper.
-  std::uint64_t adopted_blocks = 0;    ///< Of the former server, at the start.
+  std::string socket;                ///< The keeper's.
+  std::string why_not;               ///< Why there is no keeper.
+  std::uint64_t adopted_blocks = 0;  ///< Of the former server, at the start.
   std::uint64_t adopted_bytes = 0;
   std::uint64_t discarded_frames = 0;  ///< Used by blocks that were not whole, or cannot be found.
   double adopt_seconds = 0;
-  std::size_t former_clients = 0;      ///< Clients of the former server that have not quiesced.
-  bool waits_for_nodes = false;        ///< Adopted blocks wait for the epochs of other nodes.
+  std::size_t former_clients = 0;  ///< Clients of the former server that have not quiesced.
+  bool waits_for_nodes = false;    ///< Adopted blocks wait for the epochs of other nodes.
 };
 
 }  // namespace pegaflow::server

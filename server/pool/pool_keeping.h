@@ -28,8 +28,8 @@ class PoolKeeping {
   PoolKeeping(PoolPreparation::Keep keep, std::filesystem::path socket, const engine::Pool& pool,
               engine::KeptTables& tables, std::optional<KeeperLink> keeper, const Clock& clock);
 
-  /// A connection of this process, whose pidfd it is, may get the pool. False when the keeper cannot
-  /// be informed: then it must not.
+  /// A connection of this process, whose pidfd it is, may get the pool. False when the keeper
+  /// cannot be informed: then it must not.
   bool admit(const Id128& connection, const Id128& process, int pidfd);
   /// Nothing that began under that connection can access the pool any longer. Ignores unknown ones.
   void forget(const Id128& connection);

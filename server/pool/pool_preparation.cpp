@@ -24,8 +24,7 @@ constexpr std::uint64_t kReports = 100;  ///< In one attempt.
 constexpr int kDiskPollMs = 5;
 
 std::uint32_t parts_of(const engine::Pool& pool) {
-  return std::max<std::uint32_t>(
-      1, static_cast<std::uint32_t>(pool.placement().ranges.size()));
+  return std::max<std::uint32_t>(1, static_cast<std::uint32_t>(pool.placement().ranges.size()));
 }
 
 }  // namespace
@@ -95,12 +94,12 @@ Result<void> PoolPreparation::connect(PreparedPool& prepared) {
 }
 
 Result<void> PoolPreparation::take_over(PreparedPool& prepared) {
-  PEGA_TRY_LET(std::optional<KeptPool> kept,
-               prepared.keeper->take(
-                   clock_, {.deadline = deadline_, .stop = stop_, .waiting = [&](std::int32_t pid) {
-                              report_status(fmt::format(
-                                  "waiting for the server with pid {} to end", pid));
-                            }}));
+  PEGA_TRY_LET(
+      std::optional<KeptPool> kept,
+      prepared.keeper->take(
+          clock_, {.deadline = deadline_, .stop = stop_, .waiting = [&](std::int32_t pid) {
+                     report_status(fmt::format("waiting for the server with pid {} to end", pid));
+                   }}));
   if (!kept) return {};
   const std::uint64_t bytes = kept->pool_bytes;
   const auto adopted = adopt(std::move(*kept), prepared);
@@ -126,8 +125,8 @@ Result<void> PoolPreparation::adopt(KeptPool&& kept, PreparedPool& prepared) {
   }
   const KeptTables::Layout layout = tables.layout();
   if (layout.pool_bytes != pool.size_bytes() || layout.numa_nodes != parts_of(pool)) {
-    return fail(Errc::kRefused, "it lies on {} NUMA nodes, this one would on {}",
-                layout.numa_nodes, parts_of(pool));
+    return fail(Errc::kRefused, "it lies on {} NUMA nodes, this one would on {}", layout.numa_nodes,
+                parts_of(pool));
   }
   PEGA_TRY(wait_for_disks(tables));
   prepared.pool = std::make_unique<engine::Pool>(std::move(pool));
@@ -186,7 +185,8 @@ Result<engine::Pool> PoolPreparation::allocate() {
     const std::uint64_t step = size / kReports + 1;
     std::uint64_t last = reported.load();
     if (done >= last + step && reported.compare_exchange_strong(last, done)) {
-      report({.status = "preparing the pool", .done_bytes = done, .prepared = nullptr, .error = {}});
+      report(
+          {.status = "preparing the pool", .done_bytes = done, .prepared = nullptr, .error = {}});
     }
   };
   return engine::Pool::create(options_.pool, stop_, progress);

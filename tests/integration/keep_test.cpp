@@ -44,7 +44,8 @@ ServerProcess::Options keeping(std::vector<std::string> more = {}) {
 
 /// A server with a keeper, which ends with it.
 struct KeptServer : ServerProcess {
-  explicit KeptServer(std::vector<std::string> more = {}) : ServerProcess(keeping(std::move(more))) {}
+  explicit KeptServer(std::vector<std::string> more = {})
+      : ServerProcess(keeping(std::move(more))) {}
   KeptServer(const KeptServer&) = delete;
   KeptServer& operator=(const KeptServer&) = delete;
   ~KeptServer() {
@@ -229,9 +230,9 @@ TEST_SUITE("a kept pool") {
     server.signal(SIGSTOP);
     std::filesystem::remove(server.socket() + ".lock");
 
-    const Ran second = run_server_binary({"--keep", "yes", "--addr", "unix:" + server.socket(),
-                                          "--http-addr", "127.0.0.1:0", "--pool-size", "8mb",
-                                          "--pool-wait", "300ms"});
+    const Ran second =
+        run_server_binary({"--keep", "yes", "--addr", "unix:" + server.socket(), "--http-addr",
+                           "127.0.0.1:0", "--pool-size", "8mb", "--pool-wait", "300ms"});
 
     INFO(second.output);
     CHECK(second.exit_code == 1);

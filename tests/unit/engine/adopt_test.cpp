@@ -11,6 +11,7 @@
 #include "engine/frames/checksum_table.h"
 #include "engine/kept/kept_tables.h"
 #include "engine/namespace_table.h"
+#include "tests/support/kept_copy.h"
 #include "tests/unit/engine/store_fixture.h"
 
 namespace pegaflow::engine {
@@ -40,19 +41,7 @@ KeptTables again(const KeptTables& tables) {
 
 /// Memory with the bytes that these tables have now: what a process leaves that dies here.
 KeptTables left_by(const KeptTables& tables) {
-  UniqueFd copy(::memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const off_t size = ::lseek(tables.fd(), 0, SEEK_END);
-  REQUIRE(::ftruncate(copy.get(), size) == 0);
-  std::vector<std::byte> bytes;
-  for (off_t data = 0; (data = ::lseek(tables.fd(), data, SEEK_DATA)) >= 0;) {
-    const off_t end = ::lseek(tables.fd(), data, SEEK_HOLE);
-    bytes.resize(static_cast<std::size_t>(end - data));
-    REQUIRE(::pread(tables.fd(), bytes.data(), bytes.size(), data) == end - data);
-    REQUIRE(::pwrite(copy.get(), bytes.data(), bytes.size(), data) == end - data);
-    data = end;
-  }
-  REQUIRE(::fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
-  auto opened = KeptTables::open(std::move(copy));
+  auto opened = KeptTables::open(testing::copy_of(tables.fd()));
   REQUIRE(opened);
   return std::move(*opened);
 }
