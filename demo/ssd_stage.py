@@ -121,9 +121,20 @@ class SsdStage(StartsChildren):
             Prompt(f"{name} {number}", self.maker.tokens(PROMPT)) for number in range(1, count + 1)
         ]
 
-    def use_file(self, name: str, capacity_bytes: int) -> None:
-        """From its next start on the server uses this cache file."""
-        self.file, self.stored = self.files / name, 0
+    def keep_pool(self) -> None:
+        """From its next start on the pool outlives the server."""
+        self.pega.arguments += ["--keep", "yes"]
+
+    def release_pool(self) -> None:
+        """Ends the keeper, and with it the pool of a server that was killed."""
+        command = [str(self.pega.binary), "--release", "--addr", self.pega.address]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def use_file(self, name: str, capacity_bytes: int, *, is_new: bool = True) -> None:
+        """From its next start on the server uses this cache file, and keeps no pool."""
+        self.file = self.files / name
+        if is_new:
+            self.stored = 0
         self.pega.arguments = [
             *("--ssd-cache-path", str(self.file)),
             *("--ssd-cache-capacity", str(capacity_bytes)),
@@ -258,6 +269,18 @@ class SsdStage(StartsChildren):
             reclaimed=int(metrics.total("pegaflow_ssd_reclaimed_blocks_total", disk=disk)),
             lost=int(metrics.total("pegaflow_ssd_rejected_blocks_total")),
         )
+
+    def resident(self) -> int:
+        """Blocks in the pool."""
+        return int(self.pega.metrics().total("pegaflow_cache_resident_blocks"))
+
+    def adopted(self) -> int:
+        """Blocks of the former server that this one found in the pool."""
+        return int(self.pega.metrics().total("pegaflow_adopted_blocks"))
+
+    def kept_mappings(self) -> int:
+        """How often the engine has found the pool that it had mapped already, by its log."""
+        return self.vllm.log_text().count("the server has the pool that is mapped already")
 
     def held(self) -> int:
         """What loads in flight hold: claims, pins, and reads from the disk."""

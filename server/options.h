@@ -72,7 +72,7 @@ struct ServerOptions {
   /// The policy that `numa` names.
   /// Errors: kInvalidArgument for an unknown name.
   [[nodiscard]] Result<engine::NumaPolicy> numa_policy() const;
-  /// What `keep` names.
+  /// The mode that `keep` names.
   /// Errors: kInvalidArgument for an unknown name.
   [[nodiscard]] Result<PoolPreparation::Keep> keep_mode() const;
   /// The policy that `eviction` names, or one of the two flags that stand for a name.

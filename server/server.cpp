@@ -191,6 +191,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
     if (ssd_ != nullptr) ssd_->close();
     if (!options_.ready_file.empty()) ::unlink(options_.ready_file.c_str());
     if (failure_) return tl::unexpected<Error>(std::move(*failure_));
+    if (keeping_ != nullptr && keeping_->report().has_keeper) {
+      kLog.info(
+          "the pool stays in memory for the next server, `pegaflow-server --release` frees it "
+          "pool={} keeper={}",
+          format_bytes(pool_->size_bytes()), keeping_->report().socket);
+    }
     return {};
   }
 

@@ -13,6 +13,7 @@ from demo.compare import computed_differences
 from demo.prompts import BLOCK_TOKENS, Prompt
 from demo.report import Checks, Claim, Spread
 from demo.ssd_stage import (
+    CAPACITY,
     FULL_BYTES,
     MIB,
     PROMPT,
@@ -87,6 +88,7 @@ def run_ssd(stage: SsdStage) -> Iterator[Claim]:
         yield claim
         yield stopped(stage, warm)
         yield killed(stage)
+        yield kept(stage)
         yield damaged(stage)
         yield wrapped(stage)
     yield from full_disk(stage)
@@ -212,6 +214,52 @@ def killed(stage: SsdStage) -> Claim:
     )
 
 
+def kept(stage: SsdStage) -> Claim:
+    """Claim 4: SIGKILL with a keeper: the pool is as it was. Then the keeper is ended, too."""
+    checks = Checks()
+    prompts = [*stage.prompts, *stage.late]
+    checks.equal("exit status of pegaflow-server", stage.pega.stop(), 0)
+    stage.keep_pool()
+    stage.mark("pegaflow-server is started with --keep yes")
+    stage.start_server()
+    before = _send(stage, checks, prompts, "with a keeper")
+    stage.settle()
+    resident, mappings = stage.resident(), stage.kept_mappings()
+    stage.mark("pegaflow-server is killed (SIGKILL); its keeper lives")
+    kill = _kill_while_loading(stage, stage.prompts[:3])
+    for prompt, answer in zip(stage.prompts[:3], kill.answers, strict=True):
+        if isinstance(answer, RequestFailed):
+            checks.require(False, f"{prompt.name} was not answered: {answer}")
+        else:
+            checks.none(prompt.name, computed_differences(answer, stage.baseline[prompt.name]))
+    stage.start_server()
+    adopted = stage.adopted()
+    # Loads evict nothing but blocks that they read from the disk.
+    checks.require(
+        adopted >= 0.9 * resident, f"{adopted} blocks were adopted, and the pool had {resident}"
+    )
+    checks.equal("mappings that the engine kept", stage.kept_mappings() - mappings, 1)
+    after = _send(stage, checks, prompts, "after the kill")
+    after.check_all_loaded(checks)
+    stage.mark("pegaflow-server is killed, and its keeper is ended")
+    stage.pega.kill()
+    stage.release_pool()
+    stage.use_file(stage.file.name, CAPACITY, is_new=False)
+    stage.start_server()
+    cold = _send(stage, checks, prompts[:3], "without the keeper")
+    cold.check_all_loaded(checks)
+    checks.equal("blocks that came from a pool", cold.blocks - cold.from_disk, 0)
+    stage.figures["kept"] = {
+        "resident": resident, "adopted": adopted, "before": str(before), "after": str(after)
+    }  # fmt: skip
+    return checks.claim(
+        "4   pegaflow-server is killed and its keeper lives: the pool is as it was",
+        f"{adopted} blocks of the pool were adopted, which had {resident}; the engine kept its "
+        f"mapping. Hit rate before: {before}; after: {after}. The keeper is ended, too: {cold}; "
+        "tokens equal to vLLM without the connector",
+    )
+
+
 def _kill_while_loading(stage: SsdStage, prompts: Sequence[Prompt]) -> Kill:
     stage.forget_local()
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -231,7 +279,7 @@ def _outcome(future: Future[Answer]) -> Answer | RequestFailed:
 
 
 def damaged(stage: SsdStage) -> Claim:
-    """Claim 4: other bytes in blocks and in a table, written while the server is stopped."""
+    """Claim 5: other bytes in blocks and in a table, written while the server is stopped."""
     checks = Checks()
     prompts = [*stage.prompts, *stage.late, *stage.in_flight]
     stored = stage.stored - stage.disk().lost
@@ -262,7 +310,7 @@ def damaged(stage: SsdStage) -> Claim:
     checks.require(missing < missed / 2, f"{missing} of {missed} blocks are still missing")
     stage.figures["damaged"] = {"flipped": flipped, "proof_failures": failures, "lost": lost}
     return checks.claim(
-        "4   Damage on the disk is a miss and never another answer",
+        "5   Damage on the disk is a miss and never another answer",
         f"{flipped} flipped bits: {failures} blocks failed their proof; {lost} blocks of the "
         f"overwritten page were not found; {after}; tokens equal to vLLM without the connector; "
         f"{len(again.prompts)} prompts were computed in part, and sent again: {again}",
@@ -270,7 +318,7 @@ def damaged(stage: SsdStage) -> Claim:
 
 
 def wrapped(stage: SsdStage) -> Claim:
-    """Claim 5: a new file that is far smaller than the prompts."""
+    """Claim 6: a new file that is far smaller than the prompts."""
     checks = Checks()
     checks.equal("exit status of pegaflow-server", stage.pega.stop(), 0)
     stage.use_file("small", SMALL_CAPACITY)
@@ -288,7 +336,7 @@ def wrapped(stage: SsdStage) -> Claim:
     checks.require(size <= SMALL_CAPACITY, f"the file has {size} bytes")
     stage.figures["small_file"] = {"reclaimed": counts.reclaimed, "file_bytes": size}
     return checks.claim(
-        "5   A file that is too small for the prompts gives misses for the oldest",
+        "6   A file that is too small for the prompts gives misses for the oldest",
         f"{stored.whole} blocks were stored, with a file of {size // MIB} MiB and the pool of "
         f"{stage.pool_blocks} blocks; {counts.reclaimed} blocks of the file gave way to newer "
         f"ones. The newest prompts: {newest}; the oldest: {oldest}; tokens equal to vLLM without "
@@ -297,7 +345,7 @@ def wrapped(stage: SsdStage) -> Claim:
 
 
 def full_disk(stage: SsdStage) -> Iterator[Claim]:
-    """Claim 6, where this user may mount a file system: one without room for the file."""
+    """Claim 7, where this user may mount a file system: one without room for the file."""
     directory = stage.file.parent / "full"
     directory.mkdir()
     prefix = small_file_system(directory, FULL_BYTES)
@@ -315,7 +363,7 @@ def full_disk(stage: SsdStage) -> Iterator[Claim]:
             capacity = stage.on_full_disk.metrics().total("pegaflow_ssd_capacity_bytes")
         checks.require(capacity > 0, "the server has no SSD tier with the size of the error")
     yield checks.claim(
-        "6   A file system without room for the file is refused by name, with the size that fits",
+        "7   A file system without room for the file is refused by name, with the size that fits",
         f"exit status 1: {error}; with that size the server starts",
     )
 

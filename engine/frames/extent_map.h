@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/kept/kept_tables.h"
+#include "engine/kept/kept_extent.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/free_runs.h"
 #include "engine/tables/index_list.h"
 #include "engine/tables/prefetch.h"
 #include "engine/types/numa_ranges.h"
 #include "engine/types/shape.h"
+#include "engine/types/unit_run.h"
 
 namespace pegaflow::engine {
 

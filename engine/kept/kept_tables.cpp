@@ -13,6 +13,7 @@
 
 #include "base/page_layout.h"
 #include "base/units.h"
+#include "engine/types/numa_ranges.h"
 
 namespace pegaflow::engine {
 namespace {
@@ -82,7 +83,7 @@ struct KeptTables::Header {
   std::uint32_t row_bytes = 0;  ///< A build with other rows has another format.
   Layout layout;
   std::int64_t made_ns = 0;
-  std::uint64_t check = 0;  ///< Of the members before it.
+  std::uint64_t check = 0;  ///< A hash of the members before it.
   // Members from here on change.
   std::uint32_t uses = 0;
   std::uint32_t is_usable = 0;

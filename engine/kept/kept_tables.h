@@ -2,7 +2,6 @@
 /// \file
 /// The tables of the block store in memory that outlives its process.
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -15,25 +14,10 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/os/unique_fd.h"
+#include "engine/kept/kept_extent.h"
 #include "engine/tables/block_row.h"
-#include "engine/types/numa_ranges.h"
-#include "engine/types/shape.h"
 
 namespace pegaflow::engine {
-
-/// An extent, as a later process restores it. `serial` is written last and cleared first.
-struct alignas(64) KeptExtent {
-  std::uint64_t serial = 0;  ///< 0: there is none.
-  std::uint64_t check = 0;   ///< A hash of the members but for `touched`.
-  std::uint32_t shape = 0;   ///< The number of its shape in the process that wrote it.
-  std::uint32_t frames = 0;
-  std::uint32_t touched = 0;  ///< Frames from here on were never used.
-  std::uint32_t run_count = 0;
-  std::array<UnitRun, kMaxNumaNodes> runs{};
-
-  [[nodiscard]] bool is_whole() const noexcept;
-  [[nodiscard]] std::uint64_t hash() const noexcept;
-};
 
 /// One memfd with the rows of all frames, a proof for each row, the extents, the checksums of pages
 /// and two records that describe the rest. Another process that holds its descriptor and that of

@@ -20,12 +20,6 @@ constexpr std::uint64_t unit_bytes_for(std::uint64_t pool_bytes) noexcept {
   return std::clamp(std::bit_floor(pool_bytes / kUnits), kSlotAlignment, kLargest);
 }
 
-/// Adjacent units of the pool.
-struct UnitRun {
-  std::uint32_t first = 0;
-  std::uint32_t count = 0;
-};
-
 /// The bytes of the pool that lie on one NUMA node.
 struct NumaRange {
   std::uint64_t begin = 0;

@@ -62,7 +62,7 @@ class CacheService {
     cluster::Epochs::Next next_epoch{};  ///< See Epochs.
   };
 
-  /// What the server before this one left in `Options::store.kept`.
+  /// The legacy of the server before this one, in `Options::store.kept`.
   struct Former {
     /// Clients that may still access the pool: nothing that they may access is reused before each of
     /// them has reported that its copies have ended, or former_client_gone() was called.
@@ -544,7 +544,7 @@ class CacheService {
   Stats counted_;
   engine::KeptTables* kept_;  ///< Null: nothing outlives this server.
   std::unordered_set<Id128> former_clients_;
-  std::optional<engine::HolderId> former_holder_;  ///< Of the frames that they may access.
+  std::optional<engine::HolderId> former_holder_;  ///< It holds the frames that they may access.
   bool is_closed_ = false;                         ///< Until they have quiesced.
   std::unordered_set<engine::NamespaceId> held_back_;
   FormerReport former_;

@@ -78,7 +78,7 @@ class KeeperLink {
   std::chrono::milliseconds patience_ = kAnswerPatience;
 };
 
-/// What a keeper holds.
+/// The content of a keeper.
 struct KeeperState {
   std::uint64_t pool_bytes = 0;
   std::int32_t keeper_pid = 0;

@@ -15,7 +15,7 @@
 
 namespace pegaflow::server {
 
-/// What a later server must know of the names in the rows of a pool. Written as CBOR, whose members
+/// Everything that a later server must know of the names in the rows of a pool. Written as CBOR, whose members
 /// a later version may add to.
 struct KeptNames {
   struct Kind {

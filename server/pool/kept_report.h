@@ -12,7 +12,7 @@ struct KeptReport {
   bool has_keeper = false;
   std::string socket;                ///< The keeper's.
   std::string why_not;               ///< Why there is no keeper.
-  std::uint64_t adopted_blocks = 0;  ///< Of the former server, at the start.
+  std::uint64_t adopted_blocks = 0;  ///< Found in the pool at the start.
   std::uint64_t adopted_bytes = 0;
   std::uint64_t discarded_frames = 0;  ///< Used by blocks that were not whole, or cannot be found.
   double adopt_seconds = 0;

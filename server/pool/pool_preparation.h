@@ -27,7 +27,7 @@ struct PreparedPool {
   std::unique_ptr<engine::Pool> pool;
   std::unique_ptr<engine::KeptTables> tables;  ///< Null: nothing outlives this server.
   std::optional<KeeperLink> keeper;            ///< None also while an external one is missing.
-  std::vector<KeptPool::Client> clients;       ///< Of the former server.
+  std::vector<KeptPool::Client> clients;       ///< Clients of the former server.
   bool is_adopted = false;                     ///< `tables` are the former server's.
 };
 

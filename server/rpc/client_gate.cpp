@@ -118,7 +118,10 @@ class GateImpl final : public wire::Gate::Server {
                       .build = build_of(params),
                       .watch = std::move(watched)});
     context_.background.poke();
-    if (!done) return refuse(call, measured, done.error());
+    if (!done) {
+      if (context_.keeping != nullptr) context_.keeping->forget(connection_);
+      return refuse(call, measured, done.error());
+    }
     auto results = call.getResults();
     results.setVersion(version);
     write_id(connection_, results.initConnection());

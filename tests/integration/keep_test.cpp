@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "server/pool/keeper_link.h"
+#include "server/pool/keeper_wire.h"
 #include "tests/support/nodes.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
@@ -258,6 +259,72 @@ TEST_SUITE("a kept pool") {
     engine.engine->wait_ready();
 
     CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE(
+      "an invalid message, or one that is not from the owner, changes nothing at the keeper") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+    using server::KeeperMessage;
+    using Kind = KeeperMessage::Kind;
+    for (const std::string& bytes : {std::string("x"), std::string(1000, 'x')}) {
+      const auto socket = server::connect_to_keeper(server.keeper());
+      REQUIRE(socket.value());
+      REQUIRE(::send((*socket)->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0);
+      char answer = 0;
+      CHECK(::recv((*socket)->get(), &answer, 1, 0) == 0);  // It ends this connection.
+    }
+    const auto stranger = server::connect_to_keeper(server.keeper());
+    REQUIRE(stranger.value());
+    for (const Kind kind : {Kind::kDrop, Kind::kPut, Kind::kPool, Kind{999}}) {
+      KeeperMessage message;
+      message.kind = kind;
+      REQUIRE(server::send_message((*stranger)->get(), message));
+      const auto answer = server::receive_message((*stranger)->get());
+      REQUIRE(answer.value());
+      CHECK((*answer)->message.kind == Kind::kInvalid);
+    }
+
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+    CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE("a keeper's socket is for its own user") {
+    KeptServer server;
+    CHECK((std::filesystem::status(server.keeper()).permissions() &
+           (std::filesystem::perms::group_all | std::filesystem::perms::others_all)) ==
+          std::filesystem::perms::none);
+  }
+
+  TEST_CASE("two namespaces and several kinds of pages are adopted side by side") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+    EngineMemory memory = engine_memory(1, 3 * kBlockBytes, kBlocks);
+    const auto device = HostDevice::create({.threads = 1}).value();
+    TestEngine::Options options;
+    options.socket = server.socket();
+    options.instance = "larger";
+    options.model = "another model";
+    TestEngine larger(std::move(options), memory, *device);
+    larger.wait_ready();
+    CHECK_FALSE(larger.save(numbers_from(1, 10), blocks_from(0, 10)).error);
+
+    server.kill();
+    server.start();
+    engine.engine->wait_ready();
+    larger.wait_ready();
+
+    CHECK(engine.load(1, 20) == 20);
+    const auto claimed = larger.claim(numbers_from(1, 10));
+    REQUIRE(claimed);
+    REQUIRE(claimed->blocks == 10);
+    CHECK_FALSE(larger.load(claimed->token, blocks_from(20, 10)).error);
+    CHECK(larger.wrong_blocks(numbers_from(1, 10), blocks_from(20, 10)) == 0);
+    larger.session().unclaim(claimed->token);
   }
 
   TEST_CASE("without a keeper an external one is used as soon as it listens") {

@@ -70,6 +70,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "types",
         "kinds",
         "tables",
+        "kept",
         "eviction",
         "demand",
         "frames",
@@ -92,7 +93,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exchange",
         "*",
     ),
-    "server": ("cache", "ssd", "rpc", "http", "*"),
+    "server": ("pool", "cache", "ssd", "rpc", "http", "*"),
     "perf": ("lib", "disk", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
 }
 

@@ -61,9 +61,7 @@ def test_no_wrong_byte_comes_back_and_no_block_is_lost(short_path: Path, seed: i
             for engine in engines:
                 engine.wait_ready()
             for _ in range(KILLS):
-                engines[0].wait_operations(
-                    chance.randrange(LEAST_OPERATIONS, 3 * LEAST_OPERATIONS)
-                )
+                engines[0].wait_operations(chance.randrange(LEAST_OPERATIONS, 3 * LEAST_OPERATIONS))
                 if chance.random() < 0.2:
                     engines[0].reset()
                 keeper_too = chance.random() < 0.1

@@ -59,8 +59,8 @@ BlockKey key_of(std::uint64_t number) {
   return key;
 }
 
-/// What the world knows, in memory that all processes share. Each member is written before or after
-/// the call of the store that it is about, so that it never claims more than what holds.
+/// The knowledge of the world, in memory that all processes share. Each member is written before or
+/// after the call of the store that it is about, so that it never claims more than what holds.
 struct Oracle {
   struct Name {
     std::uint32_t space = 0;   ///< The generation whose blocks may be found.

@@ -328,7 +328,7 @@ TEST_SUITE("KeptTables") {
     CHECK(code_of(tables.write(Record::kNames, large)) == Errc::kOutOfCapacity);
   }
 
-  TEST_CASE("memory that is no table, or of another format, is refused") {
+  TEST_CASE("memory without a table, or with one of another format, is refused") {
     CHECK(code_of(KeptTables::open(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)))) ==
           Errc::kCorrupt);
     const int other = ::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
