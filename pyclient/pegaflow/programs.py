@@ -1,4 +1,4 @@
-"""The commands ``pegaflow-server``, ``-router`` and ``-perf`` of an installed package.
+"""The commands ``pegaflow-server``, ``-keeper``, ``-router`` and ``-perf`` of an installed package.
 
 The programs themselves are in ``bin/`` beside this file, where a wheel may contain them; the
 scripts that pip puts on PATH replace themselves by them, so signals and the process id are the
@@ -23,6 +23,11 @@ def _become(name: str) -> NoReturn:
 def server() -> NoReturn:
     """Executes pegaflow-server with this process's arguments; exits if it is not installed."""
     _become("pegaflow-server")
+
+
+def keeper() -> NoReturn:
+    """Executes pegaflow-keeper with this process's arguments; exits if it is not installed."""
+    _become("pegaflow-keeper")
 
 
 def router() -> NoReturn:

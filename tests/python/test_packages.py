@@ -123,7 +123,8 @@ def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_10_mb(wheel
     package = next((fresh.parent / "lib").glob("python3*/site-packages/pegaflow"))
     files = [path for path in package.rglob("*") if elf.is_elf(path)]
 
-    assert {"pegaflow-server", "pegaflow-router", "pegaflow-perf"} <= {path.name for path in files}
+    names = {"pegaflow-server", "pegaflow-keeper", "pegaflow-router", "pegaflow-perf"}
+    assert names <= {path.name for path in files}
     for path in files:
         sections = said(run("readelf", "-S", "-W", path))
         assert ".debug_info" not in sections, path
@@ -133,8 +134,9 @@ def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_10_mb(wheel
 
 def test_debug_files_match_the_programs_of_their_wheel(wheel, debug_files):
     with zipfile.ZipFile(wheel) as archive:
-        for name in ("bin/pegaflow-server", "bin/pegaflow-router", "bin/pegaflow-perf"):
-            extracted = Path(archive.extract(f"pegaflow/{name}", debug_files / "unpacked"))
+        for name in ("server", "keeper", "router", "perf"):
+            program = f"pegaflow/bin/pegaflow-{name}"
+            extracted = Path(archive.extract(program, debug_files / "unpacked"))
             notes = said(run("readelf", "-n", extracted))
             build_id = re.search(r"Build ID: ([0-9a-f]+)", notes)[1]
             debug = debug_files / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
@@ -340,7 +342,8 @@ def test_the_wheel_is_tagged_with_its_glibc_and_auditwheel_finds_no_library_outs
 def test_the_wheel_holds_one_folder_with_programs_libraries_and_licenses(wheel):
     names = zipfile.ZipFile(wheel).namelist()
 
-    assert {"pegaflow/bin/pegaflow-server", "pegaflow/bin/pegaflow-perf"} <= set(names)
+    programs = ("server", "keeper", "perf")
+    assert {f"pegaflow/bin/pegaflow-{name}" for name in programs} <= set(names)
     assert [name for name in names if name.startswith("pegaflow/lib/licenses/")]
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
     # auditwheel would have added a second copy of a library if it had not found ours.
@@ -352,7 +355,8 @@ def test_the_wheel_holds_one_folder_with_programs_libraries_and_licenses(wheel):
 
 def test_the_commands_of_a_fresh_environment_are_the_programs(fresh):
     assert said(run(fresh / "pegaflow", "--version")).split()[-1] == pegaflow.__version__
-    assert pegaflow.__version__ in said(run(fresh / "pegaflow-server", "--version"))
+    for name in ("pegaflow-server", "pegaflow-keeper"):
+        assert pegaflow.__version__ in said(run(fresh / name, "--version"))
     assert "usage" in said(run(fresh / "pegaflow-perf", "--help")).lower()
     assert " 0 problems\n" in said(run(CHECK_TREE, fresh.parent / "lib", *HERE))
 
@@ -373,6 +377,27 @@ def test_the_server_of_a_fresh_environment_is_the_process_that_was_started(fresh
         assert Path(os.readlink(f"/proc/{server.pid}/exe")).name == "pegaflow-server"
         assert json.loads(ready.read_text())["http"]
         assert server.stop() == 0  # by a SIGTERM to the process that was started
+
+
+def test_the_server_of_a_fresh_environment_finds_the_keeper_of_its_package(fresh, tmp_path):
+    ready = tmp_path / "ready.json"
+    address = ["--addr", f"unix:{tmp_path}/p.sock"]
+    words = [fresh / "pegaflow-server", *address, "--ready-file", ready, "--keep", "yes"]
+    words += ["--http-addr", "127.0.0.1:0", "--pool-size", "64mb"]
+
+    class Server(ChildProcess):
+        def command(self) -> list[str]:
+            return [str(word) for word in words]
+
+        def is_ready(self) -> bool:
+            return ready.exists()
+
+    with Server("pegaflow-server", tmp_path / "log", {"PYTHONPATH": ""}) as server:
+        assert server.stop() == 0
+
+    assert "released the pool of 64 MiB" in said(
+        run(fresh / "pegaflow-server", "--release", *address)
+    )
 
 
 def test_vllm_imports_the_connector_of_the_wheel(fresh):

@@ -26,7 +26,12 @@ def tool(*words: str | pathlib.Path) -> str:
 
 def linked_files(build: pathlib.Path) -> list[pathlib.Path]:
     """The programs and the native module of the build."""
-    names = ("server/pegaflow-server", "router/pegaflow-router", "perf/pegaflow-perf")
+    names = (
+        "server/pegaflow-server",
+        "server/pegaflow-keeper",
+        "router/pegaflow-router",
+        "perf/pegaflow-perf",
+    )
     found = [build / name for name in names if (build / name).is_file()]
     return found + sorted(build.glob("pyclient/_native.*.so"))
 
