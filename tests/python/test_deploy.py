@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SYSTEMD = ROOT / "deploy/systemd"
 CONTAINER = ROOT / "deploy/container"
 SERVER = Path(os.environ["PEGA_BUILD_DIR"], "server/pegaflow-server")
+KEEPER = SERVER.with_name("pegaflow-keeper")
 
 
 def run(*words: str | Path, **options) -> subprocess.CompletedProcess:
@@ -41,11 +42,19 @@ class Unit(ConfigParser):
     optionxform = staticmethod(str)
 
 
+def unit_of(name: str) -> Unit:
+    parsed = Unit(interpolation=None, strict=False, delimiters="=")
+    assert parsed.read(SYSTEMD / name)
+    return parsed
+
+
+def with_programs_of_the_build(path: Path) -> str:
+    return path.read_text().replace("/opt/pegaflow/bin", str(SERVER.parent))
+
+
 @pytest.fixture
 def unit() -> Unit:
-    parsed = Unit(interpolation=None, strict=False, delimiters="=")
-    parsed.read(SYSTEMD / "pegaflow-server.service")
-    return parsed
+    return unit_of("pegaflow-server.service")
 
 
 def test_the_unit_starts_a_server_that_accepts_its_options(unit, flags):
@@ -71,23 +80,25 @@ def test_the_example_file_with_an_unknown_option_is_rejected(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
-@pytest.mark.parametrize("drop_ins", [[], ["rdma.conf"], ["ssd.conf"], ["rdma.conf", "ssd.conf"]])
-def test_systemd_accepts_every_line_of_the_unit(tmp_path, drop_ins):
-    text = (SYSTEMD / "pegaflow-server.service").read_text()
-    (tmp_path / "pegaflow-server.service").write_text(
-        text.replace("/opt/pegaflow/bin/pegaflow-server", str(SERVER))
-    )
+@pytest.mark.parametrize(
+    "drop_ins",
+    [[], ["rdma.conf"], ["ssd.conf"], ["keep.conf"], ["rdma.conf", "ssd.conf", "keep.conf"]],
+)
+def test_systemd_accepts_every_line_of_the_units(tmp_path, drop_ins):
+    units = ["pegaflow-server.service", "pegaflow-keeper.service"]
+    for name in units:
+        (tmp_path / name).write_text(with_programs_of_the_build(SYSTEMD / name))
 
     folder = tmp_path / "pegaflow-server.service.d"
     folder.mkdir()
     for name in drop_ins:
-        shutil.copy(SYSTEMD / name, folder)
+        (folder / name).write_text(with_programs_of_the_build(SYSTEMD / name))
 
     # Man pages and users are those of the machine that runs the unit.
-    done = run("systemd-analyze", "verify", "--man=no", tmp_path / "pegaflow-server.service")
+    done = run("systemd-analyze", "verify", "--man=no", *[tmp_path / name for name in units])
 
     lines = done.stderr.splitlines()
-    names = ["pegaflow-server.service", *drop_ins]
+    names = [*units, *drop_ins]
     mine = [line for line in lines if any(name in line for name in names)]
     assert mine == []
 
@@ -98,6 +109,103 @@ def test_the_unit_and_the_other_files_name_the_same_user_and_directory(unit):
     assert f"u {service['User']} " in (SYSTEMD / "pegaflow.sysusers").read_text()
     assert f"socket-group = {service['Group']}" in (SYSTEMD / "server.conf").read_text()
     assert service["Environment"] == f"PEGAFLOW_RUNTIME_DIR=/run/{service['RuntimeDirectory']}"
+
+
+def test_the_unit_of_the_keeper_runs_beside_that_of_the_server(unit, flags):
+    keeper, drop_in = unit_of("pegaflow-keeper.service"), unit_of("keep.conf")
+    shared = ("User", "Group", "RuntimeDirectory", "RuntimeDirectoryMode", "Environment")
+
+    assert keeper["Service"]["ExecStart"] == "/opt/pegaflow/bin/pegaflow-keeper"
+    for name in (*shared, "RuntimeDirectoryPreserve"):
+        assert keeper["Service"][name] == unit["Service"][name]
+    # More likely to be killed than the server: while it lives, killing that one frees nothing.
+    assert int(keeper["Service"]["OOMScoreAdjust"]) > int(unit["Service"]["OOMScoreAdjust"])
+    words = drop_in["Service"]["ExecStart"].split()
+    assert words == [*unit["Service"]["ExecStart"].split(), "--keep", "external"]
+    assert "--keep" in flags
+    # Both have the default --addr.
+    assert "addr" not in re.findall(r"^([a-z-]+) =", (SYSTEMD / "server.conf").read_text(), re.M)
+
+
+#: Runs in a mount namespace of its own, with a service manager that is not the first process.
+MANAGER = """
+set -eu
+mount --make-rprivate /
+mount -t tmpfs none /run
+mkdir -p /run/systemd/system
+install -d -m 700 /run/user
+export XDG_RUNTIME_DIR=/run/user XDG_CONFIG_HOME=$1
+/lib/systemd/systemd --user --log-target=console 2>"$1/log" &
+manager=$!
+trap 'kill -TERM $manager; wait $manager' EXIT
+until systemctl --user is-active --quiet default.target; do
+    kill -0 $manager
+done
+shift
+"$@"
+"""
+
+
+@pytest.mark.skipif(not Path("/lib/systemd/systemd").exists(), reason="systemd is not installed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a mount namespace")
+def test_a_restart_of_the_unit_keeps_the_pool_and_a_stop_frees_it(short_path):
+    config = short_path / "config"
+    units = config / "systemd/user"
+    (units / "pegaflow-server.service.d").mkdir(parents=True)
+    for name in ("pegaflow-server.service", "pegaflow-keeper.service"):
+        # The dependencies, the restarts and the programs: a user's manager has no other users and
+        # makes no sandbox.
+        lines = with_programs_of_the_build(SYSTEMD / name).splitlines()
+        wanted = ("[Unit]", "[Service]", "StopWhenUnneeded", "Type", "ExecStart", "Restart")
+        kept = [line for line in lines if line.startswith(wanted)]
+        kept.append(f"Environment=PEGAFLOW_RUNTIME_DIR={short_path}")
+        (units / name).write_text("\n".join(kept) + "\n")
+    drop_in = with_programs_of_the_build(SYSTEMD / "keep.conf")
+    server_conf = short_path / "server.conf"
+    server_conf.write_text("pool-size = 64mb\nhttp-addr = 127.0.0.1:0\n")
+    (units / "pegaflow-server.service.d/keep.conf").write_text(
+        drop_in.replace("/etc/pegaflow/server.conf", f"{server_conf} --ready-file {short_path}/r")
+    )
+    script = short_path / "look.sh"
+    script.write_text(LOOK)
+
+    done = run("unshare", "-m", "bash", "-c", MANAGER, "-", config, "bash", script, short_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr + (config / "log").read_text()
+    keepers = dict(line.split() for line in done.stdout.splitlines())
+    first = keepers.pop("started")
+    assert keepers.pop("restarted") == keepers.pop("killed") == first
+    assert keepers.pop("stopped") == "0"
+    assert keepers.pop("again") not in ("0", first)
+    assert not keepers
+
+
+#: Prints the keeper's pid after each step.
+LOOK = """
+set -eu
+of() { systemctl --user show -P MainPID "pegaflow-$1"; }
+# A server that is ready has the pool of that keeper, or a new one.
+serves() { until [ -s "$ready" ]; do kill -0 "$(of server)" || [ "$(of server)" = 0 ]; done; }
+ready=$1/r
+systemctl --user start pegaflow-server
+serves
+echo "started $(of keeper)"
+systemctl --user restart pegaflow-server
+serves
+echo "restarted $(of keeper)"
+former=$(of server)
+rm "$ready"
+kill -KILL "$former"
+serves
+echo "killed $(of keeper)"
+systemctl --user stop pegaflow-server
+while systemctl --user is-active --quiet pegaflow-keeper; do :; done
+echo "stopped $(of keeper)"
+systemctl --user start pegaflow-server
+serves
+echo "again $(of keeper)"
+systemctl --user stop pegaflow-server
+"""
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
@@ -112,8 +220,7 @@ def test_the_unit_allows_io_uring(unit):
 
 
 def test_the_drop_in_of_the_disks_fits_the_example_file_and_the_time_of_a_stop(tmp_path):
-    drop_in = Unit(interpolation=None, strict=False, delimiters="=")
-    drop_in.read(SYSTEMD / "ssd.conf")
+    drop_in = unit_of("ssd.conf")
     (path,) = {drop_in["Unit"]["RequiresMountsFor"], drop_in["Service"]["ReadWritePaths"]}
     # The command of docs/deploy.md.
     text = (SYSTEMD / "server.conf").read_text().replace("\n#ssd-", "\nssd-")
