@@ -100,6 +100,15 @@ def disk_metrics(short_path):
         return server.metrics()
 
 
+@pytest.fixture(scope="module")
+def kept_metrics(short_path):
+    """The page of a server whose pool outlives it; its keeper is absent, which changes no name."""
+    binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
+    words = ["--keep", "external"]
+    with PegaServer(binary, short_path / "kept", pool_size="64mb", arguments=words) as server:
+        return server.metrics()
+
+
 def disk_states():
     """All states of a disk: a page has only the present one."""
     source = (DEPLOY.parent / "server" / "ssd" / "ssd_disk.cpp").read_text()
@@ -108,7 +117,7 @@ def disk_states():
 
 
 @pytest.fixture(scope="module")
-def known(pega, router_metrics, node_metrics, disk_metrics):
+def known(pega, router_metrics, node_metrics, disk_metrics, kept_metrics):
     """For each metric: label -> values seen, None for later values, and its kind."""
     with Engine(pega.address) as engine:
         engine.wait_ready()
@@ -118,7 +127,7 @@ def known(pega, router_metrics, node_metrics, disk_metrics):
         engine.run()
         metrics = read_metrics(pega.http)
     found = {}
-    pages = (metrics, router_metrics, node_metrics, disk_metrics)
+    pages = (metrics, router_metrics, node_metrics, disk_metrics, kept_metrics)
     for name, labels, _ in (sample for page in pages for sample in page.items("pegaflow_")):
         its = found.setdefault(name, {})
         for label, value in labels.items():
@@ -210,7 +219,7 @@ def test_every_metric_of_failures_is_on_the_dashboard(known):
     shown = {each.metric for _, expression in expressions() for each in selectors(expression)}
     docs = DEPLOY.parent / "docs"
     rows = []
-    for name, at_least in (("operations.md", 15), ("nodes.md", 10), ("ssd.md", 10)):
+    for name, at_least in (("operations.md", 15), ("nodes.md", 10), ("ssd.md", 10), ("keep.md", 4)):
         page = (docs / name).read_text()
         table = page[page.index("## Metrics\n") :].split("\n## ")[0]
         found = [line for line in table.splitlines() if line.startswith("| `pegaflow_")]
@@ -263,6 +272,32 @@ def test_the_alerts_of_disks_cover_each_state_that_needs_an_operator(known):
         "pegaflow_ssd_bytes_in_flight",
         "pegaflow_ssd_rejected_blocks_total",
     } <= watched
+
+
+def test_every_metric_of_a_kept_pool_is_on_the_dashboard_and_in_the_documentation(kept_metrics):
+    names = ("pegaflow_keeper", "pegaflow_adopt", "pegaflow_former_clients")
+    kept = {name for name, _, _ in kept_metrics.items("pegaflow_") if name.startswith(names)}
+    shown = {
+        each.metric
+        for panel in panels()
+        for target in panel["targets"]
+        for each in selectors(target["expr"].replace("$server", ".*").replace("$model", ".*"))
+    }
+    page = (DEPLOY.parent / "docs" / "keep.md").read_text()
+    assert len(kept) == 7
+    assert kept <= shown
+    assert kept <= set(re.findall(r"\bpegaflow_\w*\w", page))
+
+
+def test_the_alerts_of_a_kept_pool_cover_each_state_that_needs_an_operator():
+    rules = [rule for rule in alerts() if each_metric(rule) & {"pegaflow_keeper"}]
+    assert [rule["alert"] for rule in rules] == ["PegaflowKeeperMissing"]
+    watched = set().union(*map(each_metric, alerts()))
+    assert {"pegaflow_former_clients", "pegaflow_adopted_waits_for_nodes"} <= watched
+
+
+def each_metric(rule):
+    return {each.metric for each in selectors(rule["expr"])}
 
 
 def test_panels_have_unique_ids_and_places():

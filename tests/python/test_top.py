@@ -146,6 +146,50 @@ def test_the_disks_are_shown_with_their_traffic(short_path):
     assert text.count(path) == 1
 
 
+def test_a_pool_that_outlives_its_server_has_a_line(short_path):
+    directory = short_path / "kept"
+    words = ["--keep", "yes"]
+    with PegaServer(server_binary(), directory, pool_size="64mb", arguments=words) as server:
+        try:
+            with DiskEngine(server) as engine:
+                engine.save_to_pool()
+            server.kill()
+            server.start()
+            view = json.loads(run_top("--once", "--json", "--http-addr", server.http).stdout)
+            text = run_top("--once", "--http-addr", server.http).stdout
+        finally:
+            server.kill()
+            release = [server_binary(), "--release", "--addr", server.address]
+            subprocess.run(release, check=True, capture_output=True, timeout=60)
+    kept = view["kept"]
+    assert kept["keeper"] is True
+    assert kept["adopted_blocks"] == BLOCKS
+    assert kept["adopted_bytes"] == BLOCKS * BLOCK
+    assert kept["former_clients"] == 0
+    assert f"\nkept       held by its keeper, {BLOCKS} blocks adopted in " in text
+
+
+def test_a_pool_that_ends_with_its_server_has_none(pega):
+    assert top.View(read(pega)).numbers()["kept"] is None
+    assert not any(line.startswith("kept") for line in top.View(read(pega)).text("x"))
+
+
+def test_a_keeper_that_is_missing_and_former_clients_are_shown():
+    page = """
+pegaflow_keeper 0
+pegaflow_adopted_blocks 1200
+pegaflow_adopt_seconds 0.25
+pegaflow_former_clients 2
+pegaflow_adopted_waits_for_nodes 1
+"""
+    lines = top.View(server_view.Samples(page)).text("x")
+    (line,) = [line for line in lines if line.startswith("kept")]
+    assert line == (
+        "kept       NO KEEPER, it ends with this server, 1,200 blocks adopted in 250 ms, "
+        "2 former clients, earlier blocks wait for nodes"
+    )
+
+
 def test_a_server_without_disks_shows_none(pega):
     assert top.View(read(pega)).numbers()["ssd"]["disks"] == {}
     assert not any(line.startswith("ssd") for line in top.View(read(pega)).text("x"))

@@ -62,10 +62,14 @@ class DiskEngine:
     ) -> None:
         self._cache.close()
 
-    def save(self, seed: int = 1) -> None:
-        """Saves random blocks, and waits until a disk has all of them."""
+    def save_to_pool(self, seed: int = 1) -> None:
+        """Saves random blocks."""
         self.memory[:] = np.random.default_rng(seed).integers(0, 256, self.memory.shape, np.uint8)
         assert self._cache.save(self._keys, self._blocks).error is None
+
+    def save(self, seed: int = 1) -> None:
+        """Saves random blocks, and waits until a disk has all of them."""
+        self.save_to_pool(seed)
         end = time.monotonic() + _PATIENCE_S
         while self._server.metrics().total("pegaflow_ssd_blocks") < BLOCKS:
             assert time.monotonic() < end, "the blocks reach no disk"

@@ -1,9 +1,9 @@
 """Lists the problems of this machine, each with its fix.
 
 Checks the server's socket and its permissions, the versions of client, server and wire, huge pages,
-memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, the disks of its SSD
-tier, other nodes and the lane to each, and the connected engines: the namespace of each, and the
-factors that separate two engines of one model. Changes nothing.
+memory limits, NUMA nodes, RDMA cards and UCX, the server's health and metrics, the keeper of its
+pool, the disks of its SSD tier, other nodes and the lane to each, and the connected engines: the
+namespace of each, and the factors that separate two engines of one model. Changes nothing.
 
 The address is found as an engine's connector finds it: PEGAFLOW_ENGINE_ENDPOINT, PEGAFLOW_HOST and
 PEGAFLOW_PORT, or --addr. Exits with 1 if there is a problem.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.cli import disk_path, disks, endpoint, machine, rdma, server_view
+from pegaflow.cli import disk_path, disks, endpoint, keeper, machine, rdma, server_view
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
 #: The doctor's instance name; it is not an engine, and not shown as one.
@@ -87,6 +87,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
         yield from rdma.check_peers(nodes)
         yield from server_view.check_numa(health, instances, machine.memory_nodes())
     if health is not None and samples is not None:
+        yield from keeper.check_keeper(health.get("keeper"), samples)
         yield from disks.check_disks(health.get("ssd", []), samples, listener.pid)
     if samples is not None:
         yield from server_view.check_metrics(samples)

@@ -103,6 +103,10 @@ class Samples:
             if sample == name and labels.items() <= its.items()
         )
 
+    def has(self, name: str) -> bool:
+        """Whether there is a sample of that name."""
+        return any(sample == name for sample, _, _ in self._samples)
+
     def by_label(self, name: str, label: str) -> dict[str, float]:
         return {its[label]: value for n, its, value in self._samples if n == name and label in its}
 

@@ -272,6 +272,19 @@ class View:
             notes.append("earlier blocks wait for peers")
         return [*lines, *([f"           {'; '.join(notes)}"] if notes else [])]
 
+    def _kept(self) -> dict[str, float] | None:
+        """The pool that outlives its server; None if it does not (--keep no)."""
+        if not self.samples.has("pegaflow_keeper"):
+            return None
+        return {
+            "keeper": bool(self._get("keeper")),
+            "adopted_blocks": self._get("adopted_blocks"),
+            "adopted_bytes": self._get("adopted_bytes"),
+            "adopt_seconds": self._get("adopt_seconds"),
+            "former_clients": self._get("former_clients"),
+            "waits_for_nodes": bool(self._get("adopted_waits_for_nodes")),
+        }
+
     def _windows(self) -> dict[str, dict[str, float]]:
         return {
             window: {
@@ -316,6 +329,7 @@ class View:
                 "held_blocks": self._get("held_blocks"),
                 "next_victim_idle_seconds": self._get("cache_next_victim_idle_seconds"),
             },
+            "kept": self._kept(),
             "ssd": self._ssd(),
             "quarantine": self.samples.by_label("pegaflow_quarantine_slots", "reason"),
             "clients": {
@@ -365,6 +379,7 @@ class View:
             f"{count(blocks['evicted'])} evicted, {count(blocks['not_saved_no_room'])} had no room",
             *self._kind_lines(now["kinds"], count, size),
             _pool_line(now["pool"]),
+            *_kept_lines(now["kept"]),
             *self._ssd_lines(now["ssd"], count, size),
             f"engines    {who['instances']:.0f} ({who['instances_waiting']:.0f} waiting), "
             f"{who['connections']:.0f} connections, {who['claims']:.0f} claims, "
@@ -398,6 +413,22 @@ def _pool_line(pool: dict[str, float]) -> str:
         f"{pool['held_blocks']:,.0f} held, "
         f"next to go unused for {_time(pool['next_victim_idle_seconds'])}"
     )
+
+
+def _kept_lines(kept: dict[str, float] | None) -> list[str]:
+    """One line for a pool that outlives its server."""
+    if kept is None:
+        return []
+    texts = ["held by its keeper" if kept["keeper"] else "NO KEEPER, it ends with this server"]
+    if kept["adopted_blocks"]:
+        texts.append(
+            f"{kept['adopted_blocks']:,.0f} blocks adopted in {_time(kept['adopt_seconds'])}"
+        )
+    if kept["former_clients"]:
+        texts.append(f"{kept['former_clients']:.0f} former clients")
+    if kept["waits_for_nodes"]:
+        texts.append("earlier blocks wait for nodes")
+    return [f"kept       {', '.join(texts)}"]
 
 
 def _share(value: float | None) -> str:
