@@ -49,15 +49,21 @@ install -m 644 deploy/systemd/pegaflow.sysusers "$root/usr/lib/sysusers.d/pegafl
 chroot "$root" systemd-sysusers
 install -m 644 -D deploy/systemd/server.conf "$root/etc/pegaflow/server.conf"
 install -m 644 deploy/systemd/pegaflow-server.service "$root/etc/systemd/system/"
+install -m 644 deploy/systemd/pegaflow-keeper.service "$root/etc/systemd/system/"
+install -m 644 -D deploy/systemd/keep.conf \
+    "$root/etc/systemd/system/pegaflow-server.service.d/keep.conf"
 # The only addition: a pool that fits anywhere.
 sed -i 's/^pool-size = .*/pool-size = 256mb/' "$root/etc/pegaflow/server.conf"
 chroot "$root" systemctl --quiet enable pegaflow-server
 
-systemd-analyze verify --man=no --root="$root" pegaflow-server.service
-exposure=$(systemd-analyze security --offline=true --root="$root" --no-pager --json=off \
-    pegaflow-server.service | sed -n 's/.*Overall exposure level.*: \([0-9.]*\) .*/\1/p')
-say "deploy: systemd-analyze security: exposure $exposure (0 is best, 10 worst)"
-awk -v level="${exposure:-10}" 'BEGIN { exit !(level <= 2) }' || die "the unit is exposed: $exposure"
+for unit in pegaflow-server pegaflow-keeper; do
+    systemd-analyze verify --man=no --root="$root" "$unit.service"
+    exposure=$(systemd-analyze security --offline=true --root="$root" --no-pager --json=off \
+        "$unit.service" | sed -n 's/.*Overall exposure level.*: \([0-9.]*\) .*/\1/p')
+    say "deploy: systemd-analyze security $unit: exposure $exposure (0 is best, 10 worst)"
+    awk -v level="${exposure:-10}" 'BEGIN { exit !(level <= 2) }' ||
+        die "$unit is exposed: $exposure"
+done
 
 # ---- boot; the machine checks itself and turns itself off
 install -m 755 tools/deploy/look_at_unit.sh "$root/opt/look_at_unit.sh"

@@ -41,6 +41,18 @@ doctor_says() {
     grep -qE "$1" <<<"$said"
 }
 
+keeper() { systemctl show --value -p MainPID pegaflow-keeper; }
+
+# A server that ends for good takes its keeper with it, a moment later.
+keeper_ends() {
+    local tries
+    for ((tries = 0; tries < 100; tries++)); do
+        [ "$(keeper)" != 0 ] || return 0
+        read -rt 0.1 <> <(:)
+    done
+    return 1
+}
+
 is_served() { doctor_says '^ok +versions' "$@"; }
 is_refused() { doctor_says '^PROBLEM +(socket|versions)' "$@"; }
 modes_are() { [ "$(stat -c '%a %U %G' "$1")" = "$2" ]; }
@@ -59,23 +71,35 @@ check 'a user of the list and the group is served' is_served 1000 "$pegaflow"
 check 'a user of the group who is not in the list is refused' is_refused 1001 "$pegaflow"
 check 'a user of the list who is not in the group is refused' is_refused 1000 1000
 
+check 'the socket of the keeper is 0600' modes_are /run/pegaflow/50055.keeper '600 pegaflow pegaflow'
+check 'the keeper holds the pool' doctor_says '^ok +keeper +holds the pool' 0
+check 'the keeper goes first when memory is short' \
+    test "$(cat "/proc/$(keeper)/oom_score_adj")" = 1000
+
+kept_by=$(keeper)
 directory=$(stat -c %i /run/pegaflow)
 kill -KILL "$(of_unit MainPID)"
 check 'after SIGKILL it serves again' serves
 check 'restarted once by systemd' test "$(of_unit NRestarts)" = 1
 check 'in the same directory' test "$(stat -c %i /run/pegaflow)" = "$directory"
 check 'and its clients are served' is_served 1000 "$pegaflow"
+check 'with the same keeper' test "$(keeper)" = "$kept_by"
+check 'which holds the pool' doctor_says '^ok +keeper +holds the pool' 0
+systemctl restart pegaflow-server
+check 'after a restart it serves' serves
+check 'with the same keeper again' test "$(keeper)" = "$kept_by"
 
 started=$EPOCHSECONDS
 systemctl stop pegaflow-server
 check 'it stops within 10 s' test $((EPOCHSECONDS - started)) -le 10
 check 'with exit status 0' test "$(of_unit Result) $(of_unit ExecMainStatus)" = 'success 0'
+check 'the keeper ends with it, which frees the memory' keeper_ends
 check 'the directory stays, the socket does not' test -d /run/pegaflow -a ! -e /run/pegaflow/50055.sock
 systemctl start pegaflow-server
 check 'started again it serves' serves
 
 [ "$bad" = 0 ] || {
-    journalctl --no-pager -n 60 -u pegaflow-server
+    journalctl --no-pager -n 60 -u pegaflow-server -u pegaflow-keeper
     exit 1
 }
 echo 'all good'
