@@ -7,7 +7,9 @@ docs/deploy.md lists what was not run.
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 from configparser import ConfigParser
 from pathlib import Path
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.child_process import ChildProcess
+from tests.support.disk_server import BLOCKS, DiskEngine
 from tests.support.vllm_server import PegaServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,6 +273,82 @@ def test_the_compose_file_of_the_disks_mounts_the_path_and_waits_for_the_writes(
     assert int(with_disks["stop_grace_period"].removesuffix("s")) > drain_s(done.stdout)
     (user,) = re.findall(r"^USER (\d+):", dockerfile, re.MULTILINE)
     assert f"-o {user} -g {user}" in (CONTAINER / "compose.ssd.yaml").read_text()
+
+
+def test_the_compose_file_of_the_keeper_shares_image_and_directory_with_the_server(services):
+    both = yaml.safe_load((CONTAINER / "compose.keep.yaml").read_text())["services"]
+    keeper, server = both.pop("keeper"), {**services["pegaflow"], **both.pop("pegaflow")}
+    assert not both
+    words = server["command"]
+
+    assert run(SERVER, *words, "--print-options").returncode == 0
+    assert words == [*services["pegaflow"]["command"], "--keep", "external"]
+    assert server["depends_on"] == ["keeper"]
+    for setting in ("build", "volumes"):
+        assert keeper[setting] == server[setting]
+    (program,) = keeper["entrypoint"]
+    assert KEEPER.name == program
+    assert run(KEEPER, "--version").returncode == 0
+    assert keeper["oom_score_adj"] > server["oom_score_adj"]
+
+
+#: A program as the first process of a PID namespace, as in a container.
+CONTAINED = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+class ContainedKeeper(ChildProcess):
+    def __init__(self, directory: Path) -> None:
+        super().__init__("pegaflow-keeper", directory / "keeper.log")
+        self.socket = directory / "pega.keeper"
+        self._address = f"unix:{directory}/pega.sock"
+
+    def command(self) -> list[str]:
+        return [*CONTAINED, str(KEEPER), "--addr", self._address]
+
+    def is_ready(self) -> bool:
+        return self.socket.exists()
+
+
+class ContainedServer(PegaServer):
+    def command(self) -> list[str]:
+        return [*CONTAINED, *super().command()]
+
+    def kill(self) -> int | None:
+        """Ends the program itself first: unshare does not wait for it."""
+        (pid,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        program = os.pidfd_open(int(pid))
+        try:
+            signal.pidfd_send_signal(program, signal.SIGKILL)
+            assert select.select([program], [], [], 30)[0]
+        finally:
+            os.close(program)
+        return super().kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a PID namespace")
+def test_a_keeper_in_another_container_passes_the_pool_to_the_next_server(short_path):
+    directory = short_path / "apart"
+    directory.mkdir()
+    words = ["--keep", "external"]
+    with (
+        ContainedKeeper(directory) as keeper,
+        ContainedServer(SERVER, directory, pool_size="64mb", arguments=words) as server,
+        DiskEngine(server) as engine,
+    ):
+        engine.save_to_pool()
+        saved = engine.memory.copy()
+        server.kill()
+        server.start()
+        engine.wait_ready()
+
+        assert engine.load() == BLOCKS
+        assert (engine.memory == saved).all()
+        page = server.metrics()
+        assert page.total("pegaflow_adopted_blocks") == BLOCKS
+        assert page.total("pegaflow_former_clients") == 0
+        # unshare does not pass a SIGTERM on.
+        server.kill()
+        keeper.kill()
 
 
 @pytest.fixture

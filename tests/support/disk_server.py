@@ -50,8 +50,12 @@ class DiskEngine:
         self._keys = token_keys(range(BLOCKS * _TOKENS), _TOKENS)
         self._blocks = list(range(BLOCKS))
 
-    def __enter__(self) -> Self:
+    def wait_ready(self) -> None:
+        """Waits until the server serves this engine, for example after a restart."""
         assert self._cache.wait_ready(timeout_s=_PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        self.wait_ready()
         return self
 
     def __exit__(
