@@ -565,10 +565,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
   void log_ready() const {
     const std::string advice = huge_page_advice(*pool_);
-    kLog.info("ready socket={} http={} pool={} pages={} eviction={} numa=\"{}\"{}",
+    kLog.info("ready socket={} http={} pool={} pages={} huge={} eviction={} numa=\"{}\"{}",
               lock_.socket().string(), http_address_, format_bytes(pool_->size_bytes()),
-              format_bytes(pool_->page_bytes()), to_string(eviction_),
-              to_string(pool_->placement()),
+              format_bytes(pool_->page_bytes()), format_bytes(pool_->huge_bytes()),
+              to_string(eviction_), to_string(pool_->placement()),
               advice.empty() ? "" : fmt::format(" advice=\"{}\"", advice));
   }
 

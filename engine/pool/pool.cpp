@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/units.h"
+#include "engine/pool/collapse.h"
 #include "engine/pool/memory_room.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -49,10 +50,12 @@ int touch(std::span<std::byte> chunk, std::uint64_t page_bytes) {
 
 /// Allocates the pages of `chunk`, which begins at `offset` of `fd`. Returns an errno, 0 on
 /// success.
-int allocate(int fd, std::uint64_t offset, std::span<std::byte> chunk, std::uint64_t page_bytes) {
+int allocate(int fd, std::uint64_t offset, std::span<std::byte> chunk, std::uint64_t page_bytes,
+             Collapse& collapse) {
   // On tmpfs fallocate() allocates the pages and the touch zeroes them, outside the inode's lock.
   // hugetlb's fallocate() would zero them in one thread at a time; there mmap() has reserved them.
   if (page_bytes == kSmallPage) {
+    collapse.add(chunk, offset);
     while (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(chunk.size())) != 0) {
       if (errno != EINTR) return errno;
     }
@@ -90,7 +93,7 @@ std::vector<Part> parts_of(std::span<std::byte> bytes, std::uint64_t page_bytes,
 /// All threads take chunks until none is left, one fails, or `stop` is set. Each thread begins with
 /// another part, and helps with the others when that is done.
 Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page_bytes,
-                          const PoolPlacement& placement, unsigned threads,
+                          const PoolPlacement& placement, Collapse& collapse, unsigned threads,
                           const std::atomic<bool>& stop, const Pool::Progress& progress) {
   const std::uint64_t chunk_bytes = std::max(kChunkBytes, page_bytes);
   std::vector<Part> parts = parts_of(bytes, page_bytes, placement);
@@ -102,7 +105,8 @@ Result<void> allocate_all(int fd, std::span<std::byte> bytes, std::uint64_t page
       if (at >= part.bytes.size()) return;
       const auto chunk =
           part.bytes.subspan(at, std::min<std::uint64_t>(chunk_bytes, part.bytes.size() - at));
-      if (const int error = allocate(fd, part.offset + at, chunk, page_bytes); error != 0) {
+      if (const int error = allocate(fd, part.offset + at, chunk, page_bytes, collapse);
+          error != 0) {
         failure.store(error);
         return;
       }
@@ -159,6 +163,12 @@ Result<std::optional<std::uint64_t>> reserved_huge_pages(const Pool::Options& op
       pages.total, needed + pages.total - pages.free);
 }
 
+/// The size of the huge pages to put a pool on tmpfs on; 0: none. The kernel would put all of them
+/// on the first of the NUMA nodes that a pool is to be interleaved over.
+std::uint64_t collapsed_page_bytes(const Pool::Options& options) {
+  return options.numa == NumaPolicy::kInterleave ? 0 : transparent_huge_page_bytes();
+}
+
 Result<void> check_room(std::uint64_t size_bytes) {
   PEGA_TRY_LET(const MemoryRoom room, memory_room());
   const std::uint64_t needed = size_bytes + kReserveBytes;
@@ -192,12 +202,15 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return fail_errno(errno, "set the size of the pool");
   }
-  PEGA_TRY_LET(Pool pool, map(std::move(fd), size_bytes, page_bytes));
+  const std::uint64_t collapsed_bytes = huge ? 0 : collapsed_page_bytes(options);
+  PEGA_TRY_LET(Pool pool, map(std::move(fd), size_bytes, page_bytes, collapsed_bytes));
   pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
   const unsigned threads =
       options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
-  PEGA_TRY(
-      allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, threads, stop, progress));
+  Collapse collapse(pool.fd(), collapsed_bytes, threads);
+  PEGA_TRY(allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, collapse, threads,
+                        stop, progress));
+  pool.huge_bytes_ = huge ? size_bytes : collapse.bytes();
   verify_placement(pool.bytes(), pool.placement_);
   if (::fcntl(pool.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return fail_errno(errno, "seal the pool");
@@ -205,17 +218,13 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   return pool;
 }
 
-Result<Pool> Pool::map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes) {
-  void* const base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (base == MAP_FAILED) {
-    if (errno == ENOMEM) {
-      return fail(Errc::kOutOfCapacity, "map a pool of {}: no memory", format_bytes(size_bytes));
-    }
-    return fail_errno(errno, "map the pool");
-  }
-  Pool pool(std::move(fd), {static_cast<std::byte*>(base), size_bytes}, page_bytes);
+Result<Pool> Pool::map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes,
+                       std::uint64_t collapsed_bytes) {
+  const std::uint64_t alignment = page_bytes > kSmallPage ? page_bytes : collapsed_bytes;
+  PEGA_TRY_LET(const std::span<std::byte> bytes, map_aligned(fd.get(), size_bytes, alignment));
+  Pool pool(std::move(fd), bytes, page_bytes);
   // A child that keeps the mapping would keep the memory after this process is gone.
-  if (::madvise(base, size_bytes, MADV_DONTFORK) != 0) {
+  if (::madvise(bytes.data(), size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
   return pool;
@@ -239,7 +248,9 @@ Result<Pool> Pool::adopt(UniqueFd fd, const Options& options) {
   if (options.huge_pages == HugePages::kRequired && page_bytes == kSmallPage) {
     return fail(Errc::kRefused, "the kept pool has no huge pages, which --use-hugepages requires");
   }
-  PEGA_TRY_LET(Pool pool, map(std::move(fd), size, page_bytes));
+  PEGA_TRY_LET(Pool pool,
+               map(std::move(fd), size, page_bytes, collapsed_page_bytes(options)));
+  if (page_bytes > kSmallPage) pool.huge_bytes_ = size;
   pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
   verify_placement(pool.bytes(), pool.placement_);
   return pool;
@@ -252,6 +263,7 @@ Pool::Pool(Pool&& other) noexcept
     : fd_(std::move(other.fd_)),
       bytes_(std::exchange(other.bytes_, {})),
       page_bytes_(other.page_bytes_),
+      huge_bytes_(other.huge_bytes_),
       placement_(std::move(other.placement_)) {}
 
 Pool& Pool::operator=(Pool&& other) noexcept {
@@ -259,6 +271,7 @@ Pool& Pool::operator=(Pool&& other) noexcept {
     std::swap(fd_, other.fd_);
     std::swap(bytes_, other.bytes_);
     std::swap(page_bytes_, other.page_bytes_);
+    std::swap(huge_bytes_, other.huge_bytes_);
     std::swap(placement_, other.placement_);
   }
   return *this;
@@ -269,7 +282,9 @@ Pool::~Pool() {
 }
 
 std::string huge_page_advice(const Pool& pool) {
-  if (pool.page_bytes() > kSmallPage) return {};
+  // Of a pool on tmpfs a rest below a huge page never lies on one.
+  const std::uint64_t rest = pool.huge_bytes() == 0 ? 0 : transparent_huge_page_bytes();
+  if (pool.huge_bytes() != 0 && pool.huge_bytes() + rest > pool.size_bytes()) return {};
   const auto pages = huge_pages();
   if (!pages || pages->page_bytes == 0) return "this kernel has no huge pages";
   const std::uint64_t needed =

@@ -18,7 +18,8 @@ namespace pegaflow::engine {
 
 /// One memfd of fixed size, allocated, touched and sealed, mapped into this process.
 ///
-/// Uses huge pages where enough are reserved, else tmpfs. Every page is present before create()
+/// Uses huge pages where enough are reserved, else tmpfs, on which it takes the huge pages that the
+/// kernel finds (Collapse). Every page is present before create()
 /// returns, so that no later access by this process or a client can fail (SIGBUS) or wait for the
 /// kernel to find memory. The seals keep a client from shrinking it under the others.
 ///
@@ -63,18 +64,22 @@ class Pool {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.size(); }
-  /// The size of the memory's pages: 4 KiB, or that of huge pages.
+  /// The size of the memory's pages: 4 KiB on tmpfs, or that of reserved huge pages.
   [[nodiscard]] std::uint64_t page_bytes() const noexcept { return page_bytes_; }
+  /// The bytes on huge pages; on tmpfs those that the kernel found without a reservation.
+  [[nodiscard]] std::uint64_t huge_bytes() const noexcept { return huge_bytes_; }
   /// The NUMA nodes of the pool, and why they are not as requested.
   [[nodiscard]] const PoolPlacement& placement() const noexcept { return placement_; }
 
  private:
   Pool(UniqueFd fd, std::span<std::byte> bytes, std::uint64_t page_bytes) noexcept;
-  static Result<Pool> map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes);
+  static Result<Pool> map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page_bytes,
+                          std::uint64_t collapsed_bytes);
 
   UniqueFd fd_;
   std::span<std::byte> bytes_;
   std::uint64_t page_bytes_ = 0;
+  std::uint64_t huge_bytes_ = 0;
   PoolPlacement placement_;
 };
 

@@ -79,6 +79,7 @@ Snapshot Admin::snapshot() const {
   now.rpc = counters_;
   now.pool_bytes = pool_.size_bytes();
   now.pool_page_bytes = pool_.page_bytes();
+  now.pool_huge_bytes = pool_.huge_bytes();
   if (const auto oldest = now.cache.store.oldest_pin) {
     now.oldest_pin_seconds = std::chrono::duration<double>(clock_.now() - *oldest).count();
   }

@@ -31,6 +31,9 @@ void pool(MetricsPage& page, const Snapshot& now) {
   page.gauge("pool_used_bytes", "Bytes of slots that are not free", number(store.used_bytes));
   page.gauge("pool_page_bytes", "Size of the memory pages that back the pool",
              number(now.pool_page_bytes));
+  page.gauge("pool_huge_bytes",
+             "Bytes of the pool on huge pages, reserved ones and those that the kernel found",
+             number(now.pool_huge_bytes));
   page.gauges("pool_slots", "Slots by state; a slot has the pages of a block on all its ranks",
               "state",
               {{"reserved", store.reserved},

@@ -20,6 +20,7 @@ struct Snapshot {
   RpcCounters rpc;
   std::uint64_t pool_bytes = 0;
   std::uint64_t pool_page_bytes = 0;   ///< Size of the memory's pages: 4 KiB or huge.
+  std::uint64_t pool_huge_bytes = 0;   ///< Bytes on huge pages, reserved or not.
   double oldest_pin_seconds = 0;       ///< 0 without a pin.
   double oldest_lease_seconds = 0;     ///< 0 without a lease.
   std::optional<NodesReport> nodes{};  ///< With other nodes only.

@@ -315,6 +315,20 @@ def test_huge_pages_that_the_pool_has_are_fine(tmp_path):
     assert machine.check_huge_pages(8 << 30, 2 << 20, proc, sys_).status == OK
 
 
+def test_huge_pages_that_the_kernel_found_are_fine(tmp_path):
+    proc, sys_ = fake_machine(tmp_path)
+    found = machine.check_huge_pages(8 << 30, 4096, proc, sys_, pool_huge_bytes=8 << 30)
+    assert found.status == OK
+    assert "unreserved" in found.detail
+
+
+def test_a_pool_of_which_a_part_has_huge_pages_is_advice(tmp_path):
+    proc, sys_ = fake_machine(tmp_path)
+    found = machine.check_huge_pages(8 << 30, 4096, proc, sys_, pool_huge_bytes=6 << 30)
+    assert found.status == ADVICE
+    assert "75 % of the pool" in found.detail
+
+
 def test_huge_pages_reserved_too_late_need_a_restart(tmp_path):
     proc, sys_ = fake_machine(tmp_path, huge_total=4096, huge_free=4096)
     assert "restart" in machine.check_huge_pages(8 << 30, 4096, proc, sys_).fix

@@ -148,6 +148,7 @@ def _pool(samples: server_view.Samples | None) -> dict[str, int]:
     return {
         "bytes": int(samples.get("pegaflow_pool_capacity_bytes")),
         "page_bytes": int(samples.get("pegaflow_pool_page_bytes")),
+        "huge_bytes": int(samples.get("pegaflow_pool_huge_bytes")),
     }
 
 
@@ -155,7 +156,9 @@ def _machine(
     pool: dict[str, int], server_pid: int, nodes: dict[str, Any] | None
 ) -> Iterator[Finding]:
     size = pool.get("bytes", 0)
-    yield machine.check_huge_pages(size, pool.get("page_bytes", 0))
+    yield machine.check_huge_pages(
+        size, pool.get("page_bytes", 0), pool_huge_bytes=pool.get("huge_bytes", 0)
+    )
     yield machine.check_memory(size, server_pid if size else 0)
     ports = rdma.ports()
     yield rdma.check_locked_memory(ports, size, server_pid)

@@ -38,8 +38,14 @@ def check_huge_pages(
     pool_page_bytes: int,
     proc: Path = Path("/proc"),
     sys: Path = Path("/sys"),
+    *,
+    pool_huge_bytes: int = 0,
 ) -> Finding:
-    """``pool_bytes`` and ``pool_page_bytes`` are a running server's; 0 when there is none."""
+    """``pool_bytes`` and the others are a running server's; 0 when there is none.
+
+    ``pool_huge_bytes``: the bytes of its pool on huge pages, which on tmpfs are those that the
+    kernel found.
+    """
     fields = meminfo(proc)
     size = fields.get("Hugepagesize", 0)
     if size == 0:
@@ -49,13 +55,19 @@ def check_huge_pages(
     state = f"{total} of {format_bytes(size)} reserved, {free} free"
     if pool_page_bytes >= size:
         return Finding("huge pages", OK, f"{state}; the pool uses them")
+    if pool_huge_bytes and pool_huge_bytes > pool_bytes - size:
+        return Finding("huge pages", OK, f"{state}; the pool uses unreserved ones")
     shmem = _shmem_enabled(sys)
     if pool_bytes == 0 and free > 0:
         return Finding("huge pages", OK, f"{state}: a pool up to {format_bytes(free * size)} fits")
     needed = (pool_bytes + size - 1) // size if pool_bytes else 0
     detail = f"{state}; tmpfs uses them: {shmem}"
     if pool_bytes:
-        detail += "; the pool has small pages, which cost a GPU's driver and the TLB time"
+        share = 100 * pool_huge_bytes // pool_bytes
+        detail += (
+            f"; {share} % of the pool lie on huge pages, and small ones cost time of disks, of a "
+            "GPU's driver and of the TLB"
+        )
     if pool_bytes and free >= needed:
         return Finding(
             "huge pages", ADVICE, detail, "enough are free now: restart the server to use them"
