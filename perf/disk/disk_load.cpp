@@ -1,17 +1,18 @@
 #include "perf/disk/disk_load.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include "base/os/unique_fd.h"
 #include "transport/disk/hooks.h"
 
 namespace pegaflow::perf {
 namespace {
+
+/// MADV_COLLAPSE of Linux 6.1, which older C libraries do not name.
+constexpr int kCollapse = 25;
 
 constexpr std::uint64_t kWriteBlock = std::uint64_t{1} << 20;
 constexpr std::uint64_t kWriteSlots = 16;
@@ -34,11 +35,10 @@ Result<std::unique_ptr<LoadedDisk>> LoadedDisk::open(const DiskOptions& options,
                                                      std::uint64_t seed) {
   const std::uint64_t bytes = 2 * std::max(options.limits.read_bytes, options.limits.write_bytes) +
                               kWriteSlots * kWriteBlock;
-  const UniqueFd fd(::memfd_create("pegaflow-perf", MFD_CLOEXEC));
-  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return fail_errno(errno, "make a memfd");
-  }
-  PEGA_TRY_LET(harness::Mapping memory, harness::Mapping::shared(fd.get(), bytes));
+  PEGA_TRY_LET(harness::Mapping memory, harness::Mapping::anonymous(bytes));
+  // On huge pages as a pool and fio's memory are; a kernel without them measures both on small
+  // ones.
+  (void)::madvise(memory.bytes().data(), bytes, kCollapse);
   std::mt19937_64 random(seed);
   for (std::byte& byte : memory.bytes()) byte = static_cast<std::byte>(random());
   std::unique_ptr<LoadedDisk> made(new LoadedDisk(std::move(memory), seed));
