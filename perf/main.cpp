@@ -33,6 +33,10 @@ constexpr Subcommand kSubcommands[] = {
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
     {"disk", "reads and writes of a disk, beside fio with the same file and bytes in flight",
      run_disk},
+    {"ssd_scan", "how fast the blocks of a disk are found at a start, and their memory",
+     run_ssd_scan},
+    {"ssd_reads", "processor time of a server that reads blocks from a disk, beside fio and a hash",
+     run_ssd_reads},
     {"pull", "a prefix from another node: the first page at the engine, beside all of them",
      run_pull},
     {"keep", "a killed server's pool in the next one, beside the start of an empty one", run_keep},
@@ -43,7 +47,7 @@ void print_help(std::ostream& out) {
   out << "Measures PegaFlow. Each figure stands beside its bound from the same run.\n\n"
          "usage: pegaflow-perf SUBCOMMAND [OPTIONS]\n\n";
   for (const Subcommand& subcommand : kSubcommands) {
-    out << fmt::format("  {:<8} {}\n", subcommand.name, subcommand.sentence);
+    out << fmt::format("  {:<10} {}\n", subcommand.name, subcommand.sentence);
   }
   out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, disk, "
          "replay and gpu some minutes.\n"

@@ -29,18 +29,32 @@ Result<DiskRate> run_fio(const FioLoad& load) {
   PEGA_TRY_LET(const harness::TemporaryDirectory directory, harness::TemporaryDirectory::create());
   const std::string log_file = directory.path() + "/fio.json";
   const std::uint64_t depth = std::max<std::uint64_t>(1, load.bytes_in_flight / load.block_bytes);
-  PEGA_TRY_LET(
-      harness::Child child,
-      harness::Child::start(
-          {.command = {kProgram, "--name=bound", "--filename=" + load.path, "--ioengine=io_uring",
-                       "--direct=1", "--rw=" + load.rw, fmt::format("--bs={}", load.block_bytes),
-                       fmt::format("--iodepth={}", depth),
-                       fmt::format("--size={}", load.file_bytes),
-                       fmt::format("--io_size={}", load.total_bytes),
-                       fmt::format("--randseed={}", load.seed), "--norandommap",
-                       "--allow_file_create=0", "--invalidate=0", "--thread",
-                       "--output-format=json"},
-           .log_file = log_file}));
+  std::vector<std::string> command = {"/usr/bin/env",
+                                      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
+                                      kProgram,
+                                      "--name=bound",
+                                      "--filename=" + load.path,
+                                      "--ioengine=io_uring",
+                                      "--direct=1",
+                                      "--rw=" + load.rw,
+                                      fmt::format("--bs={}", load.block_bytes),
+                                      fmt::format("--iodepth={}", depth),
+                                      fmt::format("--offset={}", load.begin),
+                                      fmt::format("--size={}", load.file_bytes),
+                                      fmt::format("--io_size={}", load.total_bytes),
+                                      fmt::format("--randseed={}", load.seed),
+                                      "--norandommap",
+                                      "--allow_file_create=0",
+                                      "--invalidate=0",
+                                      "--thread",
+                                      "--output-format=json"};
+  if (load.stride_bytes != 0) {
+    command.insert(command.end(),
+                   {"--zonemode=strided", fmt::format("--zonesize={}", load.block_bytes),
+                    fmt::format("--zonerange={}", load.stride_bytes)});
+  }
+  PEGA_TRY_LET(harness::Child child,
+               harness::Child::start({.command = std::move(command), .log_file = log_file}));
   pollfd entry{.fd = child.pidfd(), .events = POLLIN, .revents = 0};
   constexpr auto kMs = std::chrono::milliseconds(kPatience).count();
   if (::poll(&entry, 1, static_cast<int>(kMs)) != 1) {

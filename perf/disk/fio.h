@@ -23,11 +23,13 @@ struct FioLoad {
   std::uint64_t bytes_in_flight = 0;
   std::uint64_t total_bytes = 0;
   std::int64_t seed = 1;
+  std::uint64_t begin = 0;         ///< The offset of the first byte.
+  std::uint64_t stride_bytes = 0;  ///< With "read": one block at the begin of each stride.
 };
 
-/// Runs fio with io_uring and O_DIRECT. Blocks until it has ended.
-/// Errors: kRefused when fio is missing or failed, with its words; kTimeout; kCorrupt when its
-/// output cannot be read.
+/// Runs fio with io_uring and O_DIRECT, its memory on huge pages as a pool is: a disk is slower
+/// with scattered small ones. Blocks until it has ended. Errors: kRefused when fio is missing or
+/// failed, with its words; kTimeout; kCorrupt when its output cannot be read.
 Result<DiskRate> run_fio(const FioLoad& load);
 
 /// The rate in fio's JSON. Errors: kCorrupt.

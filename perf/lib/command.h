@@ -53,6 +53,8 @@ Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
 Outcome run_disk(int argc, const char* const* argv);
+Outcome run_ssd_scan(int argc, const char* const* argv);
+Outcome run_ssd_reads(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
 Outcome run_keep(int argc, const char* const* argv);
 Outcome run_miss(int argc, const char* const* argv);

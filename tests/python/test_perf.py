@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,7 +130,21 @@ def test_a_missing_server_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "subcommand", ["", "lookup", "copy", "gpu", "start", "server", "replay", "net", "pull", "miss"]
+    "subcommand",
+    [
+        "",
+        "lookup",
+        "copy",
+        "gpu",
+        "start",
+        "server",
+        "replay",
+        "net",
+        "pull",
+        "miss",
+        "ssd_scan",
+        "ssd_reads",
+    ],
 )
 def test_help(subcommand):
     done = perf(*filter(None, [subcommand, "--help"]))
@@ -272,3 +287,20 @@ def test_net_allocates_no_more_memory_than_the_machine_has():
                     assert "the reader requests" in json.loads(answers.readline())["error"]
         finally:
             holder.kill()
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_ssd_scan_finds_every_block_of_the_tables():
+    figures = lines_of("ssd_scan", "--blocks", "20000", "--block-bytes", "64kb", "--rounds", "2")
+    scan = next(f for f in figures if f["run"] == "scan")
+    assert scan["bound_name"] == "fio reads the same tables"
+    assert scan["figure"] > 0
+    index = next(f for f in figures if f["run"] == "index of a block")
+    assert 24 < index["figure"] < 64  # A row has 24 bytes, and a cell at least 8.
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_ssd_reads_loads_from_the_disk():
+    figures = lines_of("ssd_reads", "--blocks", "32", "--page-bytes", "256kb", "--rounds", "2")
+    assert [f["unit"] for f in figures] == ["ms/GiB", "us/block"]
+    assert figures[1]["figure"] > 0
