@@ -88,6 +88,7 @@ struct KeptTables::Header {
   std::uint32_t uses = 0;
   std::uint32_t is_usable = 0;
   std::uint64_t checksum_count = 0;
+  std::uint64_t huge_bytes = 0;
 
   [[nodiscard]] std::uint64_t hash() const noexcept {
     return hash_of(std::as_bytes(std::span(this, 1)).first(offsetof(Header, check)), kMagic);
@@ -221,6 +222,9 @@ void KeptTables::set_usable(bool is_usable) noexcept {
   order_stores();
 }
 bool KeptTables::is_usable() const noexcept { return header().is_usable != 0; }
+
+void KeptTables::set_huge_bytes(std::uint64_t bytes) noexcept { header().huge_bytes = bytes; }
+std::uint64_t KeptTables::huge_bytes() const noexcept { return header().huge_bytes; }
 
 std::span<Block> KeptTables::rows() const noexcept {
   const Sections sections(header().layout.pool_bytes);

@@ -69,6 +69,10 @@ class KeptTables {
   void set_usable(bool is_usable) noexcept;
   [[nodiscard]] bool is_usable() const noexcept;
 
+  /// The bytes of the pool that lie on huge pages, as its maker found.
+  void set_huge_bytes(std::uint64_t bytes) noexcept;
+  [[nodiscard]] std::uint64_t huge_bytes() const noexcept;
+
   void set_extent(std::uint32_t unit, const KeptExtent& extent) noexcept;
   void clear_extent(std::uint32_t unit) noexcept;
 

@@ -69,10 +69,15 @@ Result<std::span<std::byte>> map_aligned(int fd, std::uint64_t size_bytes,
   return std::span(begin, size_bytes);
 }
 
-Collapse::Collapse(int fd, std::uint64_t page_bytes, unsigned threads)
-    : fd_(fd),
-      page_bytes_(page_bytes),
-      patience_ns_(page_bytes == 0 ? 0 : Duration(kPatience * std::max(1U, threads)).count()) {}
+Duration Collapse::patience_for(std::uint64_t size_bytes, unsigned threads) {
+  constexpr Duration kLeast = std::chrono::milliseconds(100);
+  constexpr int kPart = 6;
+  const Duration usual = kUsualTime * static_cast<std::int64_t>(size_bytes / kUsualBytes);
+  return std::min<Duration>(kLeast + usual / kPart, kPatience * std::max(1U, threads));
+}
+
+Collapse::Collapse(int fd, std::uint64_t page_bytes, Duration patience)
+    : fd_(fd), page_bytes_(page_bytes), patience_ns_(page_bytes == 0 ? 0 : patience.count()) {}
 
 void Collapse::add(std::span<std::byte> chunk, std::uint64_t offset) {
   if (patience_ns_.load() <= 0) return;

@@ -32,11 +32,14 @@ Result<std::span<std::byte>> map_aligned(int fd, std::uint64_t size_bytes, std::
 /// failure that would repeat itself. Thread-safe.
 class Collapse {
  public:
-  /// The processor time that each thread may spend in calls that make room.
+  /// The processor time of each thread in calls that make room, at most.
   static constexpr Duration kPatience = std::chrono::seconds(3);
+  /// The same for all threads and a memfd of `size_bytes`: a sixth of the time that its small pages
+  /// take, so that a start is hardly longer where memory is fragmented.
+  [[nodiscard]] static Duration patience_for(std::uint64_t size_bytes, unsigned threads);
 
-  /// `fd` outlives it. `page_bytes`: 0 to allocate none. `threads`: the number that call add().
-  Collapse(int fd, std::uint64_t page_bytes, unsigned threads);
+  /// `fd` outlives it. `page_bytes`: 0 to allocate none. `patience`: for all threads together.
+  Collapse(int fd, std::uint64_t page_bytes, Duration patience);
 
   /// Puts the whole huge pages in `chunk`, of which none is present and which begins at `offset` of
   /// the memfd, on huge pages. After a failure some are, and the first small page of each other.

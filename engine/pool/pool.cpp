@@ -207,7 +207,7 @@ Result<Pool> Pool::create(const Options& options, const std::atomic<bool>& stop,
   pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
   const unsigned threads =
       options.threads != 0 ? options.threads : std::max(1U, std::thread::hardware_concurrency());
-  Collapse collapse(pool.fd(), collapsed_bytes, threads);
+  Collapse collapse(pool.fd(), collapsed_bytes, Collapse::patience_for(size_bytes, threads));
   PEGA_TRY(allocate_all(pool.fd(), pool.bytes(), page_bytes, pool.placement_, collapse, threads,
                         stop, progress));
   pool.huge_bytes_ = huge ? size_bytes : collapse.bytes();
@@ -248,8 +248,7 @@ Result<Pool> Pool::adopt(UniqueFd fd, const Options& options) {
   if (options.huge_pages == HugePages::kRequired && page_bytes == kSmallPage) {
     return fail(Errc::kRefused, "the kept pool has no huge pages, which --use-hugepages requires");
   }
-  PEGA_TRY_LET(Pool pool,
-               map(std::move(fd), size, page_bytes, collapsed_page_bytes(options)));
+  PEGA_TRY_LET(Pool pool, map(std::move(fd), size, page_bytes, collapsed_page_bytes(options)));
   if (page_bytes > kSmallPage) pool.huge_bytes_ = size;
   pool.placement_ = place_pool(pool.bytes(), page_bytes, options.numa, options.numa_nodes);
   verify_placement(pool.bytes(), pool.placement_);

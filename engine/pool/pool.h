@@ -68,6 +68,8 @@ class Pool {
   [[nodiscard]] std::uint64_t page_bytes() const noexcept { return page_bytes_; }
   /// The bytes on huge pages; on tmpfs those that the kernel found without a reservation.
   [[nodiscard]] std::uint64_t huge_bytes() const noexcept { return huge_bytes_; }
+  /// Sets the bytes of an adopted pool, as its maker found.
+  void set_huge_bytes(std::uint64_t bytes) noexcept { huge_bytes_ = bytes; }
   /// The NUMA nodes of the pool, and why they are not as requested.
   [[nodiscard]] const PoolPlacement& placement() const noexcept { return placement_; }
 

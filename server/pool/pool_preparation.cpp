@@ -131,6 +131,7 @@ Result<void> PoolPreparation::adopt(KeptPool&& kept, PreparedPool& prepared) {
   PEGA_TRY(wait_for_disks(tables));
   prepared.pool = std::make_unique<engine::Pool>(std::move(pool));
   prepared.clients = std::move(kept.clients);
+  prepared.pool->set_huge_bytes(tables.huge_bytes());
   prepared.tables = std::make_unique<KeptTables>(std::move(tables));
   prepared.is_adopted = true;
   return {};
@@ -173,6 +174,7 @@ Result<void> PoolPreparation::make_tables(PreparedPool& prepared) {
                                                       .pool_bytes = prepared.pool->size_bytes(),
                                                       .numa_nodes = parts_of(*prepared.pool)},
                                                      clock_));
+  tables.set_huge_bytes(prepared.pool->huge_bytes());
   prepared.tables = std::make_unique<KeptTables>(std::move(tables));
   if (!prepared.keeper) return {};
   return prepared.keeper->put(prepared.pool->fd(), prepared.tables->fd(),

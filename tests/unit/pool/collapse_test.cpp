@@ -68,7 +68,7 @@ class Memory {
 bool has_huge_pages() {
   if (engine::transparent_huge_page_bytes() != 2 * kMiB) return false;
   const Memory memory(2 * kMiB);
-  engine::Collapse collapse(memory.fd(), 2 * kMiB, 1);
+  engine::Collapse collapse(memory.fd(), 2 * kMiB, engine::Collapse::kPatience);
   collapse.add(memory.bytes(), 0);
   return collapse.bytes() == 2 * kMiB;
 }
@@ -77,7 +77,7 @@ TEST_SUITE("Collapse") {
   TEST_CASE("whole huge pages of a chunk are allocated as such and read as zeros") {
     if (!has_huge_pages()) PEGA_SKIP("this kernel has no huge pages for tmpfs now");
     const Memory memory(16 * kMiB);
-    engine::Collapse collapse(memory.fd(), 2 * kMiB, 1);
+    engine::Collapse collapse(memory.fd(), 2 * kMiB, engine::Collapse::kPatience);
 
     collapse.add(memory.bytes(), 0);
 
@@ -89,7 +89,7 @@ TEST_SUITE("Collapse") {
   TEST_CASE("parts of huge pages at the ends of a chunk are left alone") {
     if (!has_huge_pages()) PEGA_SKIP("this kernel has no huge pages for tmpfs now");
     const Memory memory(16 * kMiB);
-    engine::Collapse collapse(memory.fd(), 2 * kMiB, 1);
+    engine::Collapse collapse(memory.fd(), 2 * kMiB, engine::Collapse::kPatience);
 
     collapse.add(memory.bytes().subspan(kMiB, 6 * kMiB), kMiB);
 
@@ -99,7 +99,7 @@ TEST_SUITE("Collapse") {
 
   TEST_CASE("a chunk without a whole huge page is left alone") {
     const Memory memory(4 * kMiB);
-    engine::Collapse collapse(memory.fd(), 2 * kMiB, 1);
+    engine::Collapse collapse(memory.fd(), 2 * kMiB, engine::Collapse::kPatience);
 
     collapse.add(memory.bytes().subspan(kMiB, 2 * kMiB), kMiB);
 
@@ -109,7 +109,7 @@ TEST_SUITE("Collapse") {
 
   TEST_CASE("without huge pages in the kernel nothing is allocated") {
     const Memory memory(4 * kMiB);
-    engine::Collapse collapse(memory.fd(), 0, 1);
+    engine::Collapse collapse(memory.fd(), 0, engine::Collapse::kPatience);
 
     collapse.add(memory.bytes(), 0);
 
@@ -119,7 +119,7 @@ TEST_SUITE("Collapse") {
 
   TEST_CASE("after a refusal of the kernel it asks for no more") {
     const Memory memory(8 * kMiB);
-    engine::Collapse collapse(memory.fd(), 2 * kMiB, 1);
+    engine::Collapse collapse(memory.fd(), 2 * kMiB, engine::Collapse::kPatience);
     // The kernel refuses a range that is not mapped.
     ::munmap(memory.bytes().data(), 2 * kMiB);
 
