@@ -403,6 +403,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
       tasks_.add(io_.provider->getTimer().afterDelay(kEpochPatience).then([this]() {
         service_->drop_unconfirmed();
         background_->poke();
+        publish_ready();
       }));
     }
   }

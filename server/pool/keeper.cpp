@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 namespace pegaflow::server {
@@ -34,6 +35,14 @@ bool send_patiently(int socket, const KeeperMessage& message, int first = -1, in
   }
 }
 
+/// Removes the socket's file, while it still listens: so no other keeper can have taken the name.
+void remove_name(int listener) {
+  sockaddr_un address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0) return;
+  if (address.sun_family == AF_UNIX && address.sun_path[0] != 0) ::unlink(address.sun_path);
+}
+
 }  // namespace
 
 Result<void> Keeper::run(UniqueFd listener) {
@@ -50,7 +59,9 @@ Result<void> Keeper::run(UniqueFd listener) {
   const UniqueFd signals(::signalfd(-1, &both, SFD_CLOEXEC));
   if (!signals) return fail_errno(errno, "signalfd");
   Keeper keeper(std::move(listener));
-  return keeper.serve(signals.get());
+  const auto served = keeper.serve(signals.get());
+  remove_name(keeper.listener_.get());
+  return served;
 }
 
 Result<void> Keeper::serve(int signals) {
