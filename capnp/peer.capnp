@@ -48,7 +48,8 @@ interface PeerGate {
 #
 #   0        watch
 #   1        locateEach
-#   2 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
+#   2        disks: `locate`, `locateEach` and `lease` also count blocks that are only on the owner's disks
+#   3 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
 
 struct Epoch {
   # The latest reset of a namespace in the cluster; see docs/nodes.md. The greater counter is newer;
@@ -82,6 +83,13 @@ struct Fabric {
   }
 }
 
+struct OnDisks {
+  # Blocks that are on disks of the owner and not in its pool, and when they will be there.
+  blocks @0 :UInt32;
+  bytesPerSecond @1 :UInt64;      # The recent rate of its disks; 0: unknown.
+  queuedBytes @2 :UInt64;         # Bytes that its disks read before those blocks.
+}
+
 interface Peer {
   # The calls available to an authenticated server. The name of a namespace is the keyless BLAKE2b-256
   # of its canonical factors and its page sizes, so only equal ones match. Each node has generation
@@ -92,23 +100,41 @@ interface Peer {
   # Blocks are found and lent only while both epochs are equal. With a node of version 2 or older,
   # only namespaces that were never reset are shared.
 
-  locate @0 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (sealed :UInt32, epoch :Epoch);
-  # The length of the longest prefix that this node holds. Holds nothing for the caller. 0: the
-  # namespace is unknown here, or has another epoch.
+  locate @0 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (
+    sealed :UInt32,
+    epoch :Epoch,
+    onDisks :OnDisks);            # With feature 2: those of the prefix that are only on disks.
+  # The length of the longest prefix that this node holds, with feature 2 in its pool or on its disks.
+  # Holds nothing for the caller. 0: the namespace is unknown here, or has another epoch.
 
-  lease @1 (space :Data, keys :Cache.Keys, milliseconds :UInt32, epoch :Epoch) -> (
+  lease @1 (
+    space :Data,
+    keys :Cache.Keys,
+    milliseconds :UInt32,
+    epoch :Epoch,
+    staging :UInt64,              # If not 0: the next blocks of that staging, in place of keys.
+    patience :UInt32) -> (        # Milliseconds to wait for them, at most 1,000.
     lease :UInt64,                # 0: nothing was lent.
     granted :UInt32,              # Milliseconds from the arrival of the call; at most the request's.
     pages :List(UInt32),          # The offset of each page in the pool in units of 4 KiB: all shards
                                   # of the first block, then of the second, and so on.
     checksums :List(UInt64),      # XXH3-64, one per page; 0: the page has none. Empty: no page has one.
     error :Cache.Error,           # If set, nothing was lent. kBusy: too much is lent already.
-    epoch :Epoch);
+    epoch :Epoch,
+    pending :OnDisks,             # With feature 2: the blocks behind `pages` that follow from disks.
+    staging :UInt64);             # The number to request them with; 0: none is pending.
   # Lends the longest prefix that this node holds. The reader's time runs from before its call, by
   # CLOCK_BOOTTIME; it discards bytes whose last read ended after that time. From version 3 on it also
   # discards them unless `confirm`, sent after that read, is answered with true.
+  #
+  # With feature 2 the owner also *stages* the next blocks of the prefix, if they are on its disks: it
+  # reads them into its pool, and keeps them there until they are lent by a further request, or until
+  # the reader ends the staging, sends no request for a second, or is disconnected.
 
-  release @2 (lease :UInt64) -> Cache.Done;
+  release @2 (
+    lease :UInt64,                # 0: none.
+    staging :UInt64               # A staging that the reader ends; 0: none.
+    ) -> Cache.Done;
   # The reader no longer accesses these pages. A lease that is not released ends when its time is over,
   # even if the connection is lost, because reads may still be in flight.
 
@@ -134,7 +160,10 @@ interface Peer {
   # Answers when the count differs, with the count and all epochs, or after that time, at most 10,000,
   # with null epochs. The dialer's epochs are as in `exchange`.
 
-  locateEach @8 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (present :Data, epoch :Epoch);
+  locateEach @8 (space :Data, keys :Cache.Keys, epoch :Epoch) -> (
+    present :Data,
+    epoch :Epoch,
+    onDisks :OnDisks);            # With feature 2: those of them that are only on disks.
   # With feature 1. Which of the blocks this node holds: bit i % 8 of byte i / 8 stands for key i, and
   # bytes of 0 at the end may be left out. Otherwise as `locate`.
 }

@@ -21,14 +21,22 @@ kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
   const std::uint64_t life = lender.life();
   return lender.locate(space, first)
       .then([&lender, life, asked = first.size(),
-             rest](Result<std::size_t>&& blocks) -> kj::Promise<Owner> {
+             rest](Result<Lender::Prefix>&& found) -> kj::Promise<Owner> {
         // A peer that does not respond counts as having nothing.
-        Owner owner{.peer = &lender, .life = life, .blocks = blocks ? *blocks : 0};
+        Owner owner{.peer = &lender, .life = life, .blocks = 0};
+        if (found) {
+          owner.blocks = found->blocks;
+          owner.on_disks = found->on_disks;
+        }
         const bool may_have_more = rest != nullptr && owner.blocks == asked;
         if (!may_have_more || !lender.is_ready() || lender.life() != life) return owner;
         return lender.locate(rest->space, rest->keys)
-            .then([owner](Result<std::size_t>&& more) mutable {
-              owner.blocks += more ? *more : 0;
+            .then([owner](Result<Lender::Prefix>&& more) mutable {
+              if (!more) return owner;
+              owner.blocks += more->blocks;
+              const std::size_t before = owner.on_disks.blocks;
+              if (more->on_disks.blocks != 0) owner.on_disks = more->on_disks;
+              owner.on_disks.blocks = before + more->on_disks.blocks;
               return owner;
             });
       });
@@ -63,10 +71,12 @@ kj::Promise<std::vector<Lenders::Holder>> Lenders::holders(const Bytes32& space,
   for (Lender* const lender : lenders_) {
     if (!lender->is_ready()) continue;
     asked.add(lender->locate_each(space, keys)
-                  .then([lender, life = lender->life()](Result<std::vector<bool>>&& present) {
+                  .then([lender, life = lender->life()](Result<Lender::Present>&& present) {
+                    if (!present) return Holder{.peer = lender, .life = life, .has = {}};
                     return Holder{.peer = lender,
                                   .life = life,
-                                  .has = present ? std::move(*present) : std::vector<bool>()};
+                                  .has = std::move(present->has),
+                                  .on_disks = present->on_disks};
                   }));
   }
   return kj::joinPromises(asked.releaseAsArray()).then([](kj::Array<Holder>&& answers) {

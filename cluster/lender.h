@@ -47,22 +47,49 @@ class Lender {
   /// Only while it is ready. It may change in one life; earlier leases keep their route.
   [[nodiscard]] virtual const Route& route() const = 0;
 
-  /// The length of the prefix of `keys` that it has in the epoch of the namespace that this node
+  /// A prefix of the blocks that were asked for.
+  struct Prefix {
+    std::size_t blocks = 0;
+    OnDisks on_disks{};  ///< Those of them that are only on its disks.
+  };
+  /// Which of the blocks that were asked for it has.
+  struct Present {
+    std::vector<bool> has;  ///< By key.
+    OnDisks on_disks{};     ///< As in Prefix.
+  };
+
+  /// The prefix of `keys` that it has in the epoch of the namespace that this node
   /// knows; a newer epoch in its response is learned. Errors: kPeerLost when it is not ready or
   /// its connection ends, kTimeout, kBusy while it has too many requests in flight, and kInternal
   /// for an invalid response.
-  virtual kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
-                                                  std::span<const BlockKey> keys) = 0;
+  virtual kj::Promise<Result<Prefix>> locate(const Bytes32& space,
+                                             std::span<const BlockKey> keys) = 0;
   /// Which of the blocks it has; otherwise as locate(). Errors: also kRefused for a peer that has
   /// no such request.
-  virtual kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
-                                                             std::span<const BlockKey> keys) = 0;
+  virtual kj::Promise<Result<Present>> locate_each(const Bytes32& space,
+                                                   std::span<const BlockKey> keys) = 0;
   /// Requests a lease on the longest prefix of `keys`, which it may shorten; like locate(), in the
   /// epoch that this node knows. Errors: those of locate(), and the peer's. A late grant is
   /// released.
   virtual kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space,
                                                 std::span<const BlockKey> keys, std::size_t shards,
                                                 std::chrono::milliseconds time) = 0;
+  /// Blocks that are pending at the owner, as a request names them.
+  struct Staging {
+    Bytes32 space{};           ///< The namespace of the blocks.
+    std::uint64_t number = 0;  ///< LeaseGrant::staging.
+    std::size_t pending = 0;   ///< Blocks that were not lent yet.
+    std::size_t shards = 1;
+  };
+  /// Requests a lease on the next pending blocks. The peer answers once it can lend a part of them
+  /// that is worth a request, and after `patience` in any case, with those that it has: the grant
+  /// may be empty. Only in the life of the lease() that returned the number. Errors: those of
+  /// lease(). Once it fails or reports that no block is pending, the staging is over.
+  virtual kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging,
+                                                        std::chrono::milliseconds time,
+                                                        std::chrono::milliseconds patience) = 0;
+  /// This node wants none of the pending blocks any longer. Only in the same life.
+  virtual void end_staging(std::uint64_t number) = 0;
   /// Whether a lease that was granted in that life can still be released: the process that granted
   /// it is, or was last, at the other end.
   [[nodiscard]] virtual bool can_release(std::uint64_t granted_in) const {
@@ -100,6 +127,7 @@ class Lenders {
     Lender* peer = nullptr;
     std::uint64_t life = 0;  ///< The peer's life in which it responded.
     std::size_t blocks = 0;
+    OnDisks on_disks{};  ///< See Lender::Prefix.
   };
   /// Each peer is probed with this many keys, and only peers that hold all of them receive the
   /// rest. Most requests are for blocks that no peer has; with a probe they cost a kilobyte per
@@ -116,6 +144,7 @@ class Lenders {
     Lender* peer = nullptr;
     std::uint64_t life = 0;  ///< The peer's life in which it responded.
     std::vector<bool> has;   ///< By key.
+    OnDisks on_disks{};      ///< See Lender::Present.
   };
   /// The peers that have some of the blocks, in the order in which they were added. Resolves when
   /// all have responded or timed out.

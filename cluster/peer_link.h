@@ -96,17 +96,20 @@ class PeerLink final : public Lender {
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Route& route() const override { return route_; }
 
-  /// The length of the longest prefix of `keys` that the peer has. Errors: kPeerLost when it is not
+  /// The longest prefix of `keys` that the peer has. Errors: kPeerLost when it is not
   /// ready or is lost, kTimeout, kBusy while its answers are overdue, and kInternal for an invalid
   /// answer, which also ends the connection.
-  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
-                                          std::span<const BlockKey> keys) override;
+  kj::Promise<Result<Prefix>> locate(const Bytes32& space, std::span<const BlockKey> keys) override;
   /// Also kRefused when the peer does not have the feature.
-  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
-                                                     std::span<const BlockKey> keys) override;
+  kj::Promise<Result<Present>> locate_each(const Bytes32& space,
+                                           std::span<const BlockKey> keys) override;
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override;
+  kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging,
+                                                std::chrono::milliseconds time,
+                                                std::chrono::milliseconds patience) override;
+  void end_staging(std::uint64_t number) override;
   [[nodiscard]] bool can_release(std::uint64_t life) const noexcept override {
     return life != 0 && life >= node_since_;
   }
@@ -156,6 +159,10 @@ class PeerLink final : public Lender {
   kj::Promise<void> finish(const Result<void>& outcome);
   void say(State state, std::string why);
   Error failed(const kj::Exception& exception);
+  /// The pages that an answer grants, if it is in time and of the epoch that was asked for.
+  Result<LeaseGrant> granted(const Bytes32& space, const Epoch& epoch,
+                             wire::Peer::LeaseResults::Reader answer, std::size_t asked,
+                             std::size_t shards, bool in_time);
   Result<bool> is_of_epoch(const Bytes32& space, const Epoch& asked, wire::Epoch::Reader answer);
   /// The part of `patience` beyond the deadline that each call has.
   [[nodiscard]] Duration work_of(Duration patience) const {

@@ -104,39 +104,37 @@ Result<void> PeerLink::check_reads() {
   return fail(Errc::kPeerLost, "the peer does not read");
 }
 
-kj::Promise<Result<std::size_t>> PeerLink::locate(const Bytes32& space,
-                                                  std::span<const BlockKey> keys) {
+kj::Promise<Result<Lender::Prefix>> PeerLink::locate(const Bytes32& space,
+                                                     std::span<const BlockKey> keys) {
   using Answer = capnp::Response<wire::Peer::LocateResults>;
-  if (auto may = check_askable(); !may) {
-    return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
-  }
-  if (auto may = check_reads(); !may) {
-    return Result<std::size_t>(tl::unexpected<Error>(std::move(may.error())));
+  if (auto may = check_askable().and_then([this]() { return check_reads(); }); !may) {
+    return Result<Prefix>(tl::unexpected<Error>(std::move(may.error())));
   }
   const Epoch epoch = epochs_.of(space);
   // An older node may have missed any reset.
-  if (!knows_epochs() && !epoch.is_zero()) return Result<std::size_t>(std::size_t{0});
+  if (!knows_epochs() && !epoch.is_zero()) return Result<Prefix>(Prefix{});
   auto request = connection_->peer->locateRequest(
       capnp::MessageSize{keys_words(keys.size(), BlockKey::kMaxBytes) + 16, 0});
   request.setSpace(data_of(space));
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   write_epoch(epoch, request.initEpoch());
-  return answered<std::size_t>(
+  return answered<Prefix>(
       kj::Promise<Answer>(request.send()), Duration::zero(),
-      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<std::size_t> {
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<Prefix> {
         if (answer.getSealed() > asked) {
           return fail(Errc::kInternal, "the peer reports {} of {} blocks", answer.getSealed(),
                       asked);
         }
+        PEGA_TRY_LET(const OnDisks on_disks,
+                     read_on_disks(answer.getOnDisks(), answer.getSealed()));
         PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
-        return is_same ? answer.getSealed() : 0;
+        return is_same ? Prefix{.blocks = answer.getSealed(), .on_disks = on_disks} : Prefix{};
       });
 }
 
-kj::Promise<Result<std::vector<bool>>> PeerLink::locate_each(const Bytes32& space,
-                                                             std::span<const BlockKey> keys) {
+kj::Promise<Result<Lender::Present>> PeerLink::locate_each(const Bytes32& space,
+                                                           std::span<const BlockKey> keys) {
   using Answer = capnp::Response<wire::Peer::LocateEachResults>;
-  using Present = std::vector<bool>;
   if (auto may = check_askable().and_then([this]() { return check_reads(); }); !may) {
     return Result<Present>(tl::unexpected<Error>(std::move(may.error())));
   }
@@ -153,9 +151,11 @@ kj::Promise<Result<std::vector<bool>>> PeerLink::locate_each(const Bytes32& spac
   return answered<Present>(
       kj::Promise<Answer>(request.send()), Duration::zero(),
       [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<Present> {
-        PEGA_TRY_LET(Present present, read_present(answer.getPresent(), asked));
+        PEGA_TRY_LET(std::vector<bool> has, read_present(answer.getPresent(), asked));
+        PEGA_TRY_LET(const OnDisks on_disks, read_on_disks(answer.getOnDisks(), asked));
         PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
-        return is_same ? present : Present(asked);
+        if (!is_same) return Present{.has = std::vector<bool>(asked)};
+        return Present{.has = std::move(has), .on_disks = on_disks};
       });
 }
 
@@ -174,18 +174,52 @@ kj::Promise<Result<LeaseGrant>> PeerLink::lease(const Bytes32& space,
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
   write_epoch(epoch, request.initEpoch());
-  return answered<LeaseGrant>(kj::Promise<Answer>(request.send()), Duration::zero(),
-                              [this, space, epoch, shards, asked = keys.size()](
-                                  Answer& answer, bool in_time) -> Result<LeaseGrant> {
-                                PEGA_TRY_LET(LeaseGrant grant, read_grant(answer, asked, shards));
-                                PEGA_TRY_LET(const bool is_same,
-                                             is_of_epoch(space, epoch, answer.getEpoch()));
-                                if (grant.lease != 0 && (!in_time || !is_same)) {
-                                  release(grant.lease);
-                                  return LeaseGrant{};
-                                }
-                                return grant;
+  return answered<LeaseGrant>(
+      kj::Promise<Answer>(request.send()), Duration::zero(),
+      [this, space, epoch, shards, asked = keys.size()](Answer& answer, bool in_time) {
+        return granted(space, epoch, answer, asked, shards, in_time);
+      });
+}
+
+Result<LeaseGrant> PeerLink::granted(const Bytes32& space, const Epoch& epoch,
+                                     wire::Peer::LeaseResults::Reader answer, std::size_t asked,
+                                     std::size_t shards, bool in_time) {
+  PEGA_TRY_LET(LeaseGrant grant, read_grant(answer, asked, shards));
+  PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+  if (in_time && is_same) return grant;
+  if (grant.lease != 0) release(grant.lease);
+  if (grant.staging != 0) end_staging(grant.staging);
+  return LeaseGrant{};
+}
+
+kj::Promise<Result<LeaseGrant>> PeerLink::lease_pending(const Staging& staging,
+                                                        std::chrono::milliseconds time,
+                                                        std::chrono::milliseconds patience) {
+  using Answer = capnp::Response<wire::Peer::LeaseResults>;
+  if (auto may = check_askable(); !may) {
+    return Result<LeaseGrant>(tl::unexpected<Error>(std::move(may.error())));
+  }
+  const Epoch epoch = epochs_.of(staging.space);
+  auto request = connection_->peer->leaseRequest();
+  request.setSpace(data_of(staging.space));
+  request.setMilliseconds(static_cast<std::uint32_t>(time.count()));
+  write_epoch(epoch, request.initEpoch());
+  request.setStaging(staging.number);
+  request.setPatience(static_cast<std::uint32_t>(patience.count()));
+  return answered<LeaseGrant>(kj::Promise<Answer>(request.send()), patience,
+                              [this, staging, epoch](Answer& answer, bool in_time) {
+                                return granted(staging.space, epoch, answer, staging.pending,
+                                               staging.shards, in_time);
                               });
+}
+
+void PeerLink::end_staging(std::uint64_t number) {
+  if (!is_ready()) return;  // The owner ends it with the connection.
+  auto request = connection_->peer->releaseRequest();
+  request.setStaging(number);
+  connection_->calls.add(kj::Promise<capnp::Response<wire::Done>>(request.send())
+                             .then([](capnp::Response<wire::Done>&&) {},
+                                   [this](kj::Exception&& exception) { failed(exception); }));
 }
 
 /// Whether an answer is of the epoch of the request, which is still that of this node.

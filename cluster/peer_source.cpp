@@ -1,6 +1,8 @@
 #include "cluster/peer_source.h"
 
 #include <algorithm>
+#include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "base/assert.h"
@@ -17,10 +19,28 @@ constexpr Log kLog{"fetch"};
 /// Blocks in one batch.
 constexpr std::size_t kMaxBatchBlocks = 64;
 
+/// How long an owner may wait for the next pending blocks before it answers.
+constexpr std::chrono::milliseconds kPendingPatience{5};
+
 /// The least time for a confirmation, where the deadline of the request is sooner.
 constexpr Duration kConfirmPatience = std::chrono::milliseconds(20);
 
 }  // namespace
+
+/// Blocks that are pending at an owner, which reads them from its disks into its pool.
+struct PeerSource::Staged {
+  std::uint64_t number = 0;      ///< The owner's; 0 once the staging is over.
+  std::size_t next = 0;          ///< Index in the lease of the first block that was not lent yet.
+  std::size_t end = 0;           ///< The index behind the last one.
+  OnDisks reported{};            ///< The owner's last report about the blocks from `next` on.
+  SharedRequest request{};       ///< That of `waiting`.
+  std::vector<Block> waiting{};  ///< In the order of the lease.
+  /// The bytes of those, by frame.
+  std::unordered_map<std::uint32_t, SourceRate::Queued> queued{};
+  /// The read under which the rate of the owner's disks counts the next blocks; 0: none.
+  std::uint64_t measured = 0;
+  TimePoint since{};  ///< When it began.
+};
 
 /// The peers that have blocks of a prefix, the one with most first.
 struct PeerSource::Candidates : Owners {
@@ -34,7 +54,9 @@ struct PeerSource::PeerLease : Lease {
   std::uint64_t life = 0;  ///< The peer's life in which it granted the lease.
   Lender::Route route;
   std::uint64_t number = 0;
-  TimePoint end;  ///< By the local BootClock.
+  TimePoint end;         ///< By the local BootClock.
+  std::size_t lent = 0;  ///< Blocks of the prefix that it covers; the others are pending.
+  std::unique_ptr<Staged> staged{};  ///< Null: none is pending.
   std::vector<std::uint32_t> pages;
   /// Its holders: the caller of lease(), each batch until it has quiesced, and a confirmation.
   std::size_t users = 1;
@@ -65,7 +87,7 @@ PeerSource::~PeerSource() noexcept(false) = default;
 
 PeerSource::Stats PeerSource::stats() const {
   Stats stats = stats_;
-  stats.batches = batches_.size() + waiting_ + confirming_;
+  stats.batches = batches_.size() + waiting_ + confirming_ + staging_;
   const TimePoint now = clock_.now();
   for (const auto& [ticket, batch] : batches_) {
     stats.oldest = std::max(stats.oldest, now - batch->since);
@@ -90,18 +112,23 @@ kj::Promise<Source::Located> PeerSource::locate(const Bytes32& space,
     return {.blocks = best.blocks,
             .rate = queues_[best.peer].rate,
             .batch_bytes = options_.batch_bytes,
-            .all = std::move(all)};
+            .all = std::move(all),
+            .on_disks = best.on_disks,
+            .disks = queues_[best.peer].disks};
   });
 }
 
-Source::Holding PeerSource::holding(Lender& peer, std::uint64_t life, std::vector<bool> has) {
+Source::Holding PeerSource::holding(Lender& peer, std::uint64_t life, std::vector<bool> has,
+                                    const OnDisks& on_disks) {
   auto only = std::make_shared<Candidates>();
   const auto count = static_cast<std::size_t>(std::count(has.begin(), has.end(), true));
   only->list.push_back({.peer = &peer, .life = life, .blocks = count});
   return {.rate = queues_[&peer].rate,
           .batch_bytes = options_.batch_bytes,
           .has = std::move(has),
-          .all = std::move(only)};
+          .all = std::move(only),
+          .on_disks = on_disks,
+          .disks = queues_[&peer].disks};
 }
 
 kj::Promise<std::vector<Source::Holding>> PeerSource::locate_prefixes(
@@ -112,7 +139,7 @@ kj::Promise<std::vector<Source::Holding>> PeerSource::locate_prefixes(
         for (const Lenders::Owner& owner : owners) {
           std::vector<bool> has(asked);
           std::fill_n(has.begin(), owner.blocks, true);
-          found.push_back(holding(*owner.peer, owner.life, std::move(has)));
+          found.push_back(holding(*owner.peer, owner.life, std::move(has), owner.on_disks));
         }
         return found;
       });
@@ -123,7 +150,7 @@ kj::Promise<std::vector<Source::Holding>> PeerSource::locate_each(const Bytes32&
   return peers_.holders(space, keys).then([this](std::vector<Lenders::Holder>&& holders) {
     std::vector<Holding> found;
     for (Lenders::Holder& each : holders) {
-      found.push_back(holding(*each.peer, each.life, std::move(each.has)));
+      found.push_back(holding(*each.peer, each.life, std::move(each.has), each.on_disks));
     }
     return found;
   });
@@ -155,7 +182,7 @@ kj::Promise<Source::SharedLease> PeerSource::lease_from(SharedRequest request,
   return granted.then([this, owner, requested, request = std::move(request), keys = std::move(keys),
                        owners = std::move(owners)](
                           Result<LeaseGrant>&& grant) mutable -> kj::Promise<SharedLease> {
-    if (grant && !grant->pages.empty()) {
+    if (grant && (!grant->pages.empty() || grant->staging != 0)) {
       return SharedLease(note_granted(owner, std::move(*grant), request->shards(), requested));
     }
     if (!grant) {
@@ -176,16 +203,30 @@ PeerSource::OneLease PeerSource::note_granted(const Lenders::Owner& owner, Lease
   lease->route = owner.peer->route();
   lease->number = grant.lease;
   lease->end = requested + std::min(grant.granted, options_.lease);
-  lease->blocks = grant.pages.size() / shards;
+  lease->lent = grant.pages.size() / shards;
+  lease->blocks = lease->lent + grant.pending.blocks;
+  if (grant.staging != 0) {
+    ++staging_;
+    lease->staged = std::make_unique<Staged>(
+        Staged{.number = grant.staging, .next = lease->lent, .end = lease->blocks});
+    lease->staged->reported = grant.pending;
+  }
   lease->pages = std::move(grant.pages);
   lease->checksums = std::move(grant.checksums);
   return lease;
 }
 
-void PeerSource::end(const SharedLease& lease) { let_go(static_cast<PeerLease&>(*lease)); }
+void PeerSource::end(const SharedLease& lease) {
+  const OneLease granted = std::static_pointer_cast<PeerLease>(lease);
+  if (granted->staged != nullptr) {
+    measure_pending(*granted);
+    request_pending(granted);
+  }
+  let_go(*granted);
+}
 
 void PeerSource::let_go(PeerLease& lease) {
-  if (--lease.users != 0) return;
+  if (--lease.users != 0 || lease.number == 0) return;
   if (lease.peer->can_release(lease.life)) lease.peer->release(lease.number);
 }
 
@@ -194,19 +235,31 @@ void PeerSource::let_go(PeerLease& lease) {
 void PeerSource::read(const SharedRequest& request, const SharedLease& lease,
                       std::vector<Block>&& blocks) {
   const OneLease granted = std::static_pointer_cast<PeerLease>(lease);
-  Queue& queue = *granted->queue;
+  if (request->reserved) {
+    request->reserved->queued(blocks.size() * std::max<std::uint64_t>(1, request->block_bytes()));
+  }
+  const auto pending = std::find_if(blocks.begin(), blocks.end(), [&](const Block& block) {
+    return block.leased >= granted->lent;
+  });
+  const auto count = static_cast<std::size_t>(pending - blocks.begin());
+  queue_batches(request, granted, std::span(blocks).first(count));
+  if (count != blocks.size()) wait_for_pending(request, *granted, std::span(blocks).subspan(count));
+}
+
+void PeerSource::queue_batches(const SharedRequest& request, const OneLease& lease,
+                               std::span<Block> blocks) {
+  Queue& queue = *lease->queue;
   const std::uint64_t block_bytes = std::max<std::uint64_t>(1, request->block_bytes());
   const std::uint64_t fit =
       queue.rate->bytes_within(kBatchTime, options_.batch_bytes) / block_bytes;
   const std::size_t step = std::clamp<std::size_t>(fit, 1, kMaxBatchBlocks);
-  if (request->reserved) request->reserved->queued(blocks.size() * block_bytes);
   for (std::size_t from = 0; from < blocks.size(); from += step) {
     const std::size_t count = std::min(blocks.size() - from, step);
-    const std::span<Block> part = std::span(blocks).subspan(from, count);
+    const std::span<Block> part = blocks.subspan(from, count);
     auto batch = std::make_unique<Batch>();
     batch->request = request;
-    batch->lease = granted;
-    ++granted->users;
+    batch->lease = lease;
+    ++lease->users;
     batch->queued.emplace(queue.rate, count * block_bytes);
     sink().queued(part, *queue.rate, batch->queued->end());
     batch->blocks.assign(std::make_move_iterator(part.begin()),
@@ -379,6 +432,135 @@ void PeerSource::note_failure(const Batch& batch, const Verdict& verdict,
   const bool has_other_route =
       route_broke && lease.peer->is_ready() && lease.peer->route() != lease.route;
   if (!has_other_route) batch.request->note_failed(lease.queue->rate.get());
+}
+
+// ---- blocks that are pending at their owner
+
+void PeerSource::wait_for_pending(const SharedRequest& request, PeerLease& lease,
+                                  std::span<Block> blocks) {
+  Staged& staged = *lease.staged;
+  const std::shared_ptr<SourceRate>& disks = lease.queue->disks;
+  const std::uint64_t block_bytes = std::max<std::uint64_t>(1, request->block_bytes());
+  staged.request = request;
+  for (Block& block : blocks) {
+    const auto [queued, is_new] = staged.queued.try_emplace(block.frame, disks, block_bytes);
+    sink().queued({&block, 1}, *disks, queued->second.end());
+    staged.waiting.push_back(std::move(block));
+  }
+}
+
+/// Called once all reads were queued, and then after each answer: requests the next blocks, or ends
+/// the staging.
+void PeerSource::request_pending(const OneLease& lease) {
+  Staged& staged = *lease->staged;
+  if (!staged.waiting.empty()) sink().remove_unwanted(staged.waiting);
+  if (staged.queued.size() != staged.waiting.size()) {
+    std::unordered_set<std::uint32_t> wanted;
+    for (const Block& block : staged.waiting) wanted.insert(block.frame);
+    std::erase_if(staged.queued, [&](const auto& each) { return !wanted.contains(each.first); });
+  }
+  if (staged.waiting.empty()) return end_staging(*lease);
+  const bool may_ask = lease->peer->is_ready() && lease->peer->life() == lease->life &&
+                       clock_.now() < staged.request->deadline;
+  if (!may_ask) return lose_pending(*lease, staged.next);
+  const TimePoint requested = boot_.now();
+  auto granted = lease->peer->lease_pending({.space = staged.request->space,
+                                             .number = staged.number,
+                                             .pending = staged.end - staged.next,
+                                             .shards = staged.request->shards()},
+                                            options_.lease, kPendingPatience);
+  tasks_.add(granted.then([this, lease, requested](Result<LeaseGrant>&& grant) {
+    note_pending(lease, std::move(grant), requested);
+    sink().progressed();
+  }));
+}
+
+void PeerSource::note_pending(const OneLease& lease, Result<LeaseGrant>&& grant,
+                              TimePoint requested) {
+  const bool is_same_life = lease->peer->is_ready() && lease->peer->life() == lease->life;
+  if (!grant || !is_same_life || (grant->pages.empty() && grant->staging == 0)) {
+    kLog.debug("pending blocks do not follow peer={} error=\"{}\"", lease->peer->address(),
+               grant ? "the owner gave them up" : to_string(grant.error()));
+    return lose_pending(*lease, lease->staged->next);
+  }
+  read_pending(*lease, std::move(*grant), requested);
+  request_pending(lease);
+}
+
+/// Queues the blocks that the owner has lent now, under a lease of their own.
+void PeerSource::read_pending(PeerLease& lease, LeaseGrant&& grant, TimePoint requested) {
+  Staged& staged = *lease.staged;
+  const SharedRequest request = staged.request;
+  const OnDisks pending = grant.pending;
+  const std::size_t count = grant.pages.size() / request->shards();
+  const std::size_t first = staged.next;
+  if (count != 0) {
+    grant.pending = {};
+    grant.staging = 0;
+    const OneLease part = note_granted({.peer = lease.peer, .life = lease.life, .blocks = count},
+                                       std::move(grant), request->shards(), requested);
+    const auto behind =
+        std::find_if(staged.waiting.begin(), staged.waiting.end(),
+                     [&](const Block& block) { return block.leased >= first + count; });
+    std::vector<Block> ready(std::make_move_iterator(staged.waiting.begin()),
+                             std::make_move_iterator(behind));
+    staged.waiting.erase(staged.waiting.begin(), behind);
+    for (Block& block : ready) {
+      block.leased -= first;
+      staged.queued.erase(block.frame);
+    }
+    lease.queue->disks->arrived(count * request->block_bytes(), staged.since, clock_.now());
+    staged.next += count;
+    stats_.pending += count;
+    queue_batches(request, part, ready);
+    let_go(*part);
+  }
+  staged.reported = pending;
+  if (staged.next + pending.blocks < staged.end) lose_pending(lease, staged.next + pending.blocks);
+  if (count != 0) measure_pending(lease);
+}
+
+/// The blocks from that index of the lease on are not lent by this owner.
+void PeerSource::lose_pending(PeerLease& lease, std::size_t from) {
+  Staged& staged = *lease.staged;
+  const auto first = std::find_if(staged.waiting.begin(), staged.waiting.end(),
+                                  [from](const Block& block) { return block.leased >= from; });
+  std::vector<Block> lost(std::make_move_iterator(first),
+                          std::make_move_iterator(staged.waiting.end()));
+  staged.waiting.erase(first, staged.waiting.end());
+  for (const Block& block : lost) staged.queued.erase(block.frame);
+  const SharedRequest request = staged.request;
+  if (from == staged.next) end_staging(lease);
+  staged.end = from;
+  if (lost.empty()) return;
+  request->note_failed(lease.queue->rate.get());
+  sink().failed(request, std::move(lost));
+}
+
+/// From now on the owner's disks are due to deliver the next blocks.
+void PeerSource::measure_pending(PeerLease& lease) {
+  Staged& staged = *lease.staged;
+  SourceRate& disks = *lease.queue->disks;
+  const TimePoint now = clock_.now();
+  if (staged.measured != 0) disks.read_ended(std::exchange(staged.measured, 0));
+  if (staged.waiting.empty() || staged.number == 0) return;
+  const std::uint64_t bytes = staged.waiting.size() * staged.request->block_bytes();
+  disks.take_reported(staged.reported.bytes_per_second, now);
+  staged.measured = ++last_measured_;
+  staged.since = now;
+  disks.read_began(
+      staged.measured,
+      staged.reported.queued_bytes + std::min<std::uint64_t>(bytes, options_.batch_bytes), now);
+}
+
+void PeerSource::end_staging(PeerLease& lease) {
+  Staged& staged = *lease.staged;
+  if (staged.number == 0) return;
+  if (staged.measured != 0) lease.queue->disks->read_ended(std::exchange(staged.measured, 0));
+  const bool is_same_life = lease.peer->is_ready() && lease.peer->life() == lease.life;
+  if (staged.next != staged.end && is_same_life) lease.peer->end_staging(staged.number);
+  staged.number = 0;
+  --staging_;
 }
 
 // ---- confirmation

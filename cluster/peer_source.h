@@ -33,6 +33,11 @@ namespace pegaflow::cluster {
 /// has at most one confirmation in flight, which covers all blocks that were read before it; the
 /// next blocks are read meanwhile.
 ///
+/// An owner may answer with blocks that are pending: it reads them from its disks. They count as
+/// leased. They wait here, in an order of their own, until the owner lends them, a part with each
+/// further request; then they are read as all others. Those that do not become ready by the
+/// deadline of their Request are rejected, and those that the owner gives up fail.
+///
 /// Each owner has one queue. Only as many bytes as arrive in kWindowTime are at the fabric (but at
 /// least two batches), in batches that take about kBatchTime each. The rest stays in the queue, so
 /// that blocks for which no claim waits any longer need not be read.
@@ -97,6 +102,7 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
  private:
   struct Batch;
   struct PeerLease;
+  struct Staged;
   struct Candidates;
   /// The blocks of a batch that did not arrive, and the reason.
   struct Verdict {
@@ -107,6 +113,8 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   /// The reads from one node.
   struct Queue {
     std::shared_ptr<SourceRate> rate = std::make_shared<SourceRate>();
+    /// How fast blocks that are pending at the node became ready.
+    std::shared_ptr<SourceRate> disks = std::make_shared<SourceRate>();
     std::deque<std::unique_ptr<Batch>> waiting{};  ///< Not at the fabric yet.
     std::uint64_t last_ticket = 0;                 ///< Ticket of the last batch at the fabric.
   };
@@ -114,9 +122,18 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
 
   kj::Promise<SharedLease> lease_from(SharedRequest request, std::vector<BlockKey> keys,
                                       std::vector<Lenders::Owner> owners);
-  Holding holding(Lender& peer, std::uint64_t life, std::vector<bool> has);
+  Holding holding(Lender& peer, std::uint64_t life, std::vector<bool> has, const OnDisks& on_disks);
   OneLease note_granted(const Lenders::Owner& owner, LeaseGrant&& grant, std::size_t shards,
                         TimePoint requested);
+  void queue_batches(const SharedRequest& request, const OneLease& lease, std::span<Block> blocks);
+  // ---- blocks that are pending at their owner
+  void wait_for_pending(const SharedRequest& request, PeerLease& lease, std::span<Block> blocks);
+  void request_pending(const OneLease& lease);
+  void note_pending(const OneLease& lease, Result<LeaseGrant>&& grant, TimePoint requested);
+  void read_pending(PeerLease& lease, LeaseGrant&& grant, TimePoint requested);
+  void lose_pending(PeerLease& lease, std::size_t from);
+  void measure_pending(PeerLease& lease);
+  void end_staging(PeerLease& lease);
   [[nodiscard]] Fabric::Batch to_fabric(const Batch& batch, TimePoint now) const;
   bool submit(Queue& queue, std::unique_ptr<Batch> batch);
   void submit_some(Queue& queue);
@@ -137,10 +154,12 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   const Clock& boot_;
   const Options options_;
   std::uint64_t last_ticket_ = 0;
+  std::uint64_t last_measured_ = 0;  ///< See Staged::measured.
   std::unordered_map<const Lender*, Queue> queues_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Batch>> batches_;  ///< By ticket; not quiesced.
   std::size_t waiting_ = 0;                                            ///< Batches in queues.
   std::size_t confirming_ = 0;  ///< Leases with a confirmation in flight.
+  std::size_t staging_ = 0;     ///< Leases with blocks that are pending at their owner.
   Stats stats_;
   kj::TaskSet tasks_;
 };

@@ -65,6 +65,7 @@ inline constexpr std::array<double, 12> kReadBounds = {20e-6,  50e-6, 100e-6, 20
 /// The statistics of PeerSource.
 struct PeerSourceStats {
   std::uint64_t leases = 0;
+  std::uint64_t pending = 0;      ///< Blocks that their owner first read from its disks.
   std::uint64_t outlived = 0;     ///< Blocks that arrived complete after the end of their lease.
   std::uint64_t unconfirmed = 0;  ///< Blocks whose owner did not confirm the lease.
   std::uint64_t corrupt = 0;      ///< Blocks with wrong bytes, by the lane's own checksum.

@@ -52,6 +52,9 @@ class Source {
     /// The bytes that are about to be leased, for predictions; read() moves them into the owner's
     /// queue.
     std::unique_ptr<SourceRate::Reserved> reserved{};
+    /// The blocks are read from disks of this node for another one: they are sealed as replicas,
+    /// and read from nowhere else.
+    bool is_for_node = false;
     /// Owners, identified by their rates, that granted no lease or did not deliver a block. lease()
     /// skips them.
     std::vector<const SourceRate*> failed{};
@@ -86,6 +89,21 @@ class Source {
     std::shared_ptr<SourceRate> rate;   ///< The best owner's; null without blocks.
     std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
     std::shared_ptr<const Owners> all;  ///< Null without blocks.
+    /// Those of the blocks that the best owner, another node, first reads from its disks.
+    OnDisks on_disks{};
+    std::shared_ptr<SourceRate> disks{};  ///< The rate at which they became ready before.
+
+    /// Whether the arrival of the blocks can be predicted.
+    [[nodiscard]] bool is_known() const;
+    /// Whether rates that were measured lately predict it.
+    [[nodiscard]] bool is_fresh(TimePoint now) const;
+    /// Bytes that are queued before the blocks.
+    [[nodiscard]] std::uint64_t queued_bytes() const;
+    /// When the owner counts as stuck; see SourceRate.
+    [[nodiscard]] TimePoint stuck_at() const;
+    /// Predicts when `bytes` of the blocks arrive, of which `disk_bytes` are on disks: these when
+    /// they have been read and the last batch has followed over the lane.
+    [[nodiscard]] Arrival predict(std::uint64_t bytes, std::uint64_t disk_bytes) const;
   };
 
   /// The blocks of one owner, among those that were asked for. The same owner has the same rate in
@@ -95,9 +113,15 @@ class Source {
     std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
     std::vector<bool> has;              ///< By key.
     std::shared_ptr<const Owners> all;  ///< Only this owner.
+    OnDisks on_disks{};                 ///< See Located; any of those that it has.
+    std::shared_ptr<SourceRate> disks{};
     /// For a lease on `blocks` of them.
     [[nodiscard]] Located located(std::size_t blocks) const {
-      return {.blocks = blocks, .rate = rate, .batch_bytes = batch_bytes, .all = all};
+      Located made{.blocks = blocks, .rate = rate, .batch_bytes = batch_bytes, .all = all};
+      made.on_disks = on_disks;
+      made.on_disks.blocks = std::min(on_disks.blocks, blocks);
+      made.disks = disks;
+      return made;
     }
   };
 
@@ -108,7 +132,9 @@ class Source {
     Lease& operator=(const Lease&) = delete;
     virtual ~Lease() = default;
 
-    std::size_t blocks = 0;                ///< Length of the leased prefix.
+    /// Length of the leased prefix, with the blocks behind it that the owner reads from its disks:
+    /// read() waits for them.
+    std::size_t blocks = 0;
     std::vector<std::uint64_t> checksums;  ///< One per page, block by block; empty: none known.
   };
   using SharedLease = std::shared_ptr<Lease>;

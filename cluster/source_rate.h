@@ -105,6 +105,14 @@ class SourceRate {
     }
   }
 
+  /// Takes the rate that the owner reports, unless one was measured lately.
+  void take_reported(std::uint64_t bytes_per_second, TimePoint now) {
+    constexpr double kShort = 1e-3;  // The first read replaces it.
+    if (is_fresh(now) || bytes_per_second == 0) return;
+    bytes_ = static_cast<double>(bytes_per_second) * kShort;
+    seconds_ = kShort;
+  }
+
   /// A read of `bytes` was handed to the fabric. The numbers of reads ascend.
   void read_began(std::uint64_t number, std::uint64_t bytes, TimePoint now) {
     if (reads_.empty()) moved_at_ = now;

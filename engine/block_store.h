@@ -315,6 +315,9 @@ class BlockStore {
   /// The same for a block that was read from a disk of this node and proved itself. It is sealed as
   /// if it had been saved, not as a replica: it must not be the first to be evicted again.
   bool restored(FrameIndex frame, const ssd::Proven& proven);
+  /// The same for a block that was read for another node: it is sealed as a replica, since the disk
+  /// has it.
+  bool staged(FrameIndex frame, const ssd::Proven& proven);
   /// The block will not arrive, or not whole. Its key may be fetched or saved again at once, in
   /// another frame, and no claim that waits for it can be opened there. A device or peer may still
   /// write to the frame: it is quarantined until quiesced(). Idempotent.

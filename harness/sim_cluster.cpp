@@ -45,59 +45,57 @@ class SimCluster::Link final : public cluster::Lender {
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Route& route() const override { return route_; }
 
-  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
-                                          std::span<const BlockKey> keys) override {
+  kj::Promise<Result<Prefix>> locate(const Bytes32& space,
+                                     std::span<const BlockKey> keys) override {
     Node* const self = cluster_.find(from_);
     const Epoch epoch = self->service_->epochs().of(space);
     std::function<void(std::size_t, std::span<const BlockKey>)> seen;
     if (cluster_.options_.on_locate) seen = cluster_.options_.on_locate(from_.index);
-    return ask<std::pair<std::size_t, Epoch>>(
+    using Answer = std::pair<Prefix, Epoch>;
+    return ask<Answer>(
                [space, epoch, seen = std::move(seen),
                 keys = std::vector(keys.begin(), keys.end())](Node& owner) {
-                 const std::size_t found = owner.locate(space, epoch, keys);
-                 if (seen && found != 0) seen(owner.self_.index, std::span(keys).first(found));
-                 return Result<std::pair<std::size_t, Epoch>>(
-                     {found, owner.service_->epochs().of(space)});
+                 return owner.locate(space, epoch, keys)
+                     .then([&owner, space, seen, keys](Prefix&& found) {
+                       if (seen && found.blocks != 0) {
+                         seen(owner.self_.index, std::span(keys).first(found.blocks));
+                       }
+                       return Result<Answer>({found, owner.service_->epochs().of(space)});
+                     });
                },
-               [](Link&, const std::pair<std::size_t, Epoch>&) {})
-        .then([this, space](Result<std::pair<std::size_t, Epoch>>&& answer) {
-          return answer.map([&](const std::pair<std::size_t, Epoch>& found) {
+               [](Link&, const Answer&) {})
+        .then([this, space](Result<Answer>&& answer) {
+          return answer.map([&](const Answer& found) {
             learn(space, found.second);
             return found.first;
           });
         });
   }
-  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32&,
-                                                     std::span<const BlockKey>) override {
+  kj::Promise<Result<Present>> locate_each(const Bytes32&, std::span<const BlockKey>) override {
     // The engines of a simulated cluster have one kind of blocks, for which none is asked for.
-    return Result<std::vector<bool>>(fail(Errc::kRefused, "not played"));
+    return Result<Present>(fail(Errc::kRefused, "not played"));
   }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> keys,
                                         std::size_t, std::chrono::milliseconds time) override {
     const Epoch epoch = cluster_.find(from_)->service_->epochs().of(space);
-    return ask<std::pair<LeaseGrant, Epoch>>(
-               [space, epoch, keys = std::vector(keys.begin(), keys.end()),
-                time](Node& owner) -> Result<std::pair<LeaseGrant, Epoch>> {
-                 PEGA_TRY_LET(LeaseGrant grant, owner.lend(space, epoch, keys, time));
-                 owner.poke();
-                 return std::pair(std::move(grant), owner.service_->epochs().of(space));
-               },
-               [](Link& link, const std::pair<LeaseGrant, Epoch>& answer) {
-                 const LeaseGrant& grant = answer.first;
-                 if (grant.pages.empty()) return;
-                 link.granted_.emplace(grant.lease, offsets_of(grant));
-                 link.release(grant.lease);
-               })
-        .then([this, space,
-               life = life_](Result<std::pair<LeaseGrant, Epoch>>&& answer) -> Result<LeaseGrant> {
-          if (!answer) return tl::unexpected<Error>(std::move(answer.error()));
-          learn(space, answer->second);
-          LeaseGrant grant = std::move(answer->first);
-          if (!grant.pages.empty() && life == life_) {
-            granted_.emplace(grant.lease, offsets_of(grant));
-          }
-          return grant;
+    return ask_for_pages(space, [space, epoch, keys = std::vector(keys.begin(), keys.end()), time,
+                                 reader = connection()](Node& owner) {
+      return owner.lease(reader, space, epoch, keys, time);
+    });
+  }
+  kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging,
+                                                std::chrono::milliseconds time,
+                                                std::chrono::milliseconds patience) override {
+    const Epoch epoch = cluster_.find(from_)->service_->epochs().of(staging.space);
+    return ask_for_pages(
+        staging.space, [staging, epoch, time, patience, reader = connection()](Node& owner) {
+          return owner.lease_pending(reader, staging.number, staging.space, epoch, time, patience);
         });
+  }
+  void end_staging(std::uint64_t number) override {
+    cluster_.send(from_, to_, [number, reader = connection()](Node& owner) {
+      if (owner.staging_) owner.staging_->end(reader, number);
+    });
   }
   kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
     return ask<bool>(
@@ -124,6 +122,7 @@ class SimCluster::Link final : public cluster::Lender {
   void lost(std::uint64_t life, const std::string&) override {
     if (life != life_ || !is_ready_) return;
     is_ready_ = false;
+    cluster_.send(from_, to_, [reader = connection()](Node& owner) { owner.left(reader); });
     if (Node* const self = cluster_.find(from_)) (void)self->fabric_->disconnect(route_.peer);
     dialing_ = dial(kPause).eagerlyEvaluate(nullptr);
   }
@@ -132,6 +131,39 @@ class SimCluster::Link final : public cluster::Lender {
   }
 
  private:
+  /// Names this life of the link at its owner.
+  [[nodiscard]] Id128 connection() const { return {from_.birth, life_ + 1}; }
+
+  template <typename Ask>
+  kj::Promise<Result<LeaseGrant>> ask_for_pages(const Bytes32& space, Ask ask_owner) {
+    using Answer = std::pair<LeaseGrant, Epoch>;
+    return ask<Answer>(
+               [space, ask_owner = std::move(ask_owner)](Node& owner) mutable {
+                 return ask_owner(owner).then(
+                     [&owner, space](Result<LeaseGrant>&& grant) -> Result<Answer> {
+                       owner.poke();
+                       if (!grant) return tl::unexpected<Error>(std::move(grant.error()));
+                       return std::pair(std::move(*grant), owner.service_->epochs().of(space));
+                     });
+               },
+               [](Link& link, const Answer& answer) {
+                 const LeaseGrant& grant = answer.first;
+                 if (grant.staging != 0) link.end_staging(grant.staging);
+                 if (grant.pages.empty()) return;
+                 link.granted_.emplace(grant.lease, offsets_of(grant));
+                 link.release(grant.lease);
+               })
+        .then([this, space, life = life_](Result<Answer>&& answer) -> Result<LeaseGrant> {
+          if (!answer) return tl::unexpected<Error>(std::move(answer.error()));
+          learn(space, answer->second);
+          LeaseGrant grant = std::move(answer->first);
+          if (!grant.pages.empty() && life == life_) {
+            granted_.emplace(grant.lease, offsets_of(grant));
+          }
+          return grant;
+        });
+  }
+
   /// Greets the process of that name, repeatedly until it responds.
   kj::Promise<void> dial(Duration pause) {
     return cluster_.timer_.afterDelay(to_kj(pause)).then([this]() -> kj::Promise<void> {
@@ -205,19 +237,24 @@ class SimCluster::Link final : public cluster::Lender {
     granted_.clear();
   }
 
-  /// Runs `ask` at the owner, and `late` here when its response comes after the deadline.
+  /// Runs `ask` at the owner, which returns a result or a promise of one, and `late` here when its
+  /// response comes after the deadline.
   template <typename T, typename Ask, typename Late>
   kj::Promise<Result<T>> ask(Ask ask, Late late) {
     if (!is_ready_) return Result<T>(fail(Errc::kPeerLost, "{} is not ready", address_));
     auto answer = kj::newPromiseAndFulfiller<Result<T>>();
     using Fulfiller = kj::Own<kj::PromiseFulfiller<Result<T>>>;
     auto fulfiller = std::make_shared<Fulfiller>(kj::mv(answer.fulfiller));
-    cluster_.send(from_, to_,
-                  [ask = std::move(ask), late, fulfiller, from = from_, to = to_,
-                   life = life_](Node& owner) mutable {
+    cluster_.send(
+        from_, to_,
+        [ask = std::move(ask), late, fulfiller, from = from_, to = to_,
+         life = life_](Node& owner) mutable {
+          owner.answers_.add(
+              kj::Promise<Result<T>>(ask(owner))
+                  .then([&owner, late, fulfiller, from, to, life](Result<T>&& made) {
                     owner.cluster_.send(
                         to, from,
-                        [result = ask(owner), late, fulfiller, to, life](Node& self) mutable {
+                        [result = std::move(made), late, fulfiller, to, life](Node& self) mutable {
                           Link& link = *self.links_[to.index];
                           if ((*fulfiller)->isWaiting()) {
                             link.misses_ = 0;
@@ -226,7 +263,8 @@ class SimCluster::Link final : public cluster::Lender {
                             late(link, *result);
                           }
                         });
-                  });
+                  }));
+        });
     return answer.promise.exclusiveJoin(cluster_.timer_.afterDelay(to_kj(cluster_.options_.answer))
                                             .then([this, fulfiller, life = life_]() -> Result<T> {
                                               if (life == life_ && ++misses_ == kMisses)
@@ -303,7 +341,8 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
       self_(self),
       machine_(cluster.clock_, cluster.options_.clocks[self.index].rate,
                cluster.options_.clocks[self.index].ahead),
-      pool_(cluster.options_.blocks * kPageBytes) {
+      pool_(cluster.options_.blocks * kPageBytes),
+      answers_(*this) {
   server::CacheService::Options options = cluster.options_.service;
   options.store.pool_bytes = pool_.size();
   options.next_epoch = [this](const Epoch& known) {
@@ -329,21 +368,85 @@ SimCluster::Node::Node(SimCluster& cluster, const End& self)
   source_ = std::make_unique<cluster::PeerSource>(
       lenders_, std::vector<cluster::PeerSource::Lane>{{.fabric = watched_.get(), .pool = region_}},
       cluster.clock_, machine_, cluster.options_.source);
-  fetches_ =
-      std::make_unique<server::Fetches>(*service_, source_.get(), *background_, cluster.timer_,
-                                        cluster.clock_, cluster.options_.fetches);
+  cluster::Source* from = source_.get();
+  if (cluster.options_.has_disks) {
+    disks_ = std::make_unique<SimDisks>(*service_, pool_, cluster.timer_, cluster.clock_,
+                                        cluster.random_(), cluster.options_.mistakes.disks);
+    tiers_ = std::make_unique<SimTiers>(*disks_, *source_);
+    from = tiers_.get();
+  }
+  fetches_ = std::make_unique<server::Fetches>(*service_, from, *background_, cluster.timer_,
+                                               cluster.clock_, cluster.options_.fetches);
+  if (disks_ == nullptr) return;
+  server::Staging::Options staging = cluster.options_.staging;
+  staging.most_bytes = pool_.size() / 8;
+  staging_ = std::make_unique<server::Staging>(*service_, *disks_, *fetches_, *background_,
+                                               cluster.timer_, cluster.clock_, staging);
 }
 
 SimCluster::Node::~Node() noexcept(false) {
   fabric_.reset();  // Before the fetches, so that no write into a frame is in flight.
 }
 
-std::size_t SimCluster::Node::locate(const Bytes32& space, const Epoch& epoch,
-                                     std::span<const BlockKey> keys) {
-  if (!cluster_.options_.mistakes.locate_drops_epoch && !service_->meets(space, epoch)) return 0;
-  const std::size_t found = service_->present(space, keys);
-  if (found != 0) check_epoch(space, epoch);
-  return found;
+void SimCluster::Node::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "an answer failed: {}", error_from(exception).detail);
+}
+
+void SimCluster::Node::left(const Id128& reader) {
+  if (staging_) staging_->peer_left(reader);
+}
+
+kj::Promise<cluster::Lender::Prefix> SimCluster::Node::locate(const Bytes32& space,
+                                                              const Epoch& epoch,
+                                                              std::span<const BlockKey> keys) {
+  using Prefix = cluster::Lender::Prefix;
+  if (!cluster_.options_.mistakes.locate_drops_epoch && !service_->meets(space, epoch)) {
+    return Prefix{};
+  }
+  auto found = staging_ ? staging_->locate(space, keys)
+                        : kj::Promise<Prefix>(Prefix{.blocks = service_->present(space, keys)});
+  return found.then([this, space, epoch](Prefix&& prefix) {
+    // It may have been reset meanwhile.
+    if (!cluster_.options_.mistakes.locate_drops_epoch && !service_->meets(space, epoch)) {
+      return Prefix{};
+    }
+    if (prefix.blocks != 0) check_epoch(space, epoch);
+    return prefix;
+  });
+}
+
+kj::Promise<Result<LeaseGrant>> SimCluster::Node::lease(const Id128& reader, const Bytes32& space,
+                                                        const Epoch& epoch,
+                                                        std::span<const BlockKey> keys,
+                                                        std::chrono::milliseconds time) {
+  auto grant = lend(space, epoch, keys, time);
+  if (!grant || !staging_ || grant->pages.size() == keys.size() || !service_->meets(space, epoch)) {
+    return grant;
+  }
+  return staging_->begin(reader, space, keys.subspan(grant->pages.size()))
+      .then([grant = std::move(grant)](server::Staging::Pending&& pending) mutable {
+        grant->pending = pending.blocks;
+        grant->staging = pending.number;
+        return std::move(grant);
+      });
+}
+
+kj::Promise<Result<LeaseGrant>> SimCluster::Node::lease_pending(
+    const Id128& reader, std::uint64_t number, const Bytes32& space, const Epoch& epoch,
+    std::chrono::milliseconds time, Duration patience) {
+  if (!staging_) return Result<LeaseGrant>(LeaseGrant{});
+  return staging_->await_next(reader, number, patience)
+      .then([this, reader, number, space, epoch, time](server::Staging::Ready&& ready) {
+        auto grant = ready.keys.empty() ? Result<LeaseGrant>(LeaseGrant{})
+                                        : lend(space, epoch, ready.keys, time);
+        const auto left =
+            staging_->lent(reader, number, ready.keys.size(), grant ? grant->pages.size() : 0);
+        if (grant) {
+          grant->pending = left.blocks;
+          grant->staging = left.number;
+        }
+        return grant;
+      });
 }
 
 void SimCluster::Node::check_epoch(const Bytes32& space, const Epoch& asked) {
@@ -419,7 +522,17 @@ void SimCluster::start(std::size_t index) {
   }
 }
 
+void SimCluster::set_disk_faults(const SimDisks::Faults& faults) {
+  for (const auto& node : nodes_) {
+    if (node && node->disks_) node->disks_->set_faults(faults);
+  }
+}
+
 void SimCluster::kill(std::size_t index) {
+  for (const auto& link : nodes_[index]->links_) {
+    if (link == nullptr || is_cut(index, link->to_.index)) continue;
+    if (Node* const owner = find(link->to_)) owner->left(link->connection());
+  }
   nodes_[index].reset();
   for (const auto& other : nodes_) {
     if (!other || is_cut(other->self_.index, index)) continue;

@@ -25,9 +25,11 @@
 #include "base/id128.h"
 #include "cluster/lender.h"
 #include "cluster/peer_source.h"
+#include "harness/sim_disks.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
 #include "server/cache/fetches.h"
+#include "server/ssd/staging.h"
 #include "transport/sim/sim_fabric.h"
 
 namespace pegaflow::harness {
@@ -61,10 +63,15 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
     std::vector<Clocks> clocks;  ///< By node; missing entries agree with the cluster's.
     /// Probability that a message is lost, in addition to the faults of the SimNetwork.
     double lost = 0;
+    /// Each node has disks, from which it lends blocks to other nodes. Its own engines load nothing
+    /// from them.
+    bool has_disks = false;
+    server::Staging::Options staging{};  ///< Except the bytes, an eighth of the pool.
     /// Rules that a responder breaks. PeerSource::Options and Fetches::Options have more.
     struct Mistakes {
       bool locate_drops_epoch = false;
       bool lease_drops_epoch = false;
+      SimDisks::Mistakes disks{};
     } mistakes{};
     /// Called with each batch before its fabric receives it.
     std::function<void(std::size_t node, const Fabric::Batch& batch)> on_read;
@@ -104,6 +111,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
   /// Sets the system clock of a node to `ahead` of the cluster's.
   void set_system_clock(std::size_t index, Duration ahead);
   void set_lost(double lost) { options_.lost = lost; }
+  void set_disk_faults(const SimDisks::Faults& faults);
 
   /// Advances to the next event and executes it. False when no event is left.
   bool step();
@@ -149,7 +157,7 @@ class SimCluster final : private kj::TaskSet::ErrorHandler {
 };
 
 /// One incarnation of a node.
-class SimCluster::Node {
+class SimCluster::Node final : private kj::TaskSet::ErrorHandler {
  public:
   Node(SimCluster& cluster, const End& self);
   ~Node() noexcept(false);
@@ -159,6 +167,9 @@ class SimCluster::Node {
   [[nodiscard]] server::CacheService& service() noexcept { return *service_; }
   [[nodiscard]] cluster::PeerSource& source() noexcept { return *source_; }
   [[nodiscard]] server::Fetches& fetches() noexcept { return *fetches_; }
+  /// Both null in a cluster without disks.
+  [[nodiscard]] SimDisks* disks() const noexcept { return disks_.get(); }
+  [[nodiscard]] server::Staging* staging() const noexcept { return staging_.get(); }
   [[nodiscard]] SimFabric& fabric() noexcept { return *fabric_; }
   void poke() { background_->poke(); }
   /// A page of the pool by its slot in CacheService.
@@ -193,9 +204,19 @@ class SimCluster::Node {
   /// Reports to Options::on_wrong when blocks are lent to a reader of another epoch.
   void check_epoch(const Bytes32& space, const Epoch& asked);
   // The requests of other nodes, handled as by the gate of a server.
-  std::size_t locate(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys);
+  kj::Promise<cluster::Lender::Prefix> locate(const Bytes32& space, const Epoch& epoch,
+                                              std::span<const BlockKey> keys);
+  kj::Promise<Result<LeaseGrant>> lease(const Id128& reader, const Bytes32& space,
+                                        const Epoch& epoch, std::span<const BlockKey> keys,
+                                        std::chrono::milliseconds time);
+  kj::Promise<Result<LeaseGrant>> lease_pending(const Id128& reader, std::uint64_t number,
+                                                const Bytes32& space, const Epoch& epoch,
+                                                std::chrono::milliseconds time, Duration patience);
   Result<LeaseGrant> lend(const Bytes32& space, const Epoch& epoch, std::span<const BlockKey> keys,
                           std::chrono::milliseconds time);
+  /// The connection of a reader has ended.
+  void left(const Id128& reader);
+  void taskFailed(kj::Exception&& exception) override;
   friend class SimCluster;
   friend class SimCluster::Link;
   friend class SimCluster::Watched;
@@ -222,7 +243,11 @@ class SimCluster::Node {
   cluster::Lenders lenders_;
   std::vector<std::unique_ptr<Link>> links_;  ///< By the other node's index; null at its own.
   std::unique_ptr<cluster::PeerSource> source_;
+  std::unique_ptr<SimDisks> disks_;
+  std::unique_ptr<SimTiers> tiers_;
   std::unique_ptr<server::Fetches> fetches_;
+  std::unique_ptr<server::Staging> staging_;
+  kj::TaskSet answers_;  ///< Requests of other nodes that are being answered.
 };
 
 }  // namespace pegaflow::harness

@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/ssd/staging.h"
 #include "server/ssd/tiered_source.h"
 #include "transport/tcp/socket_address.h"
 
@@ -46,6 +47,12 @@ std::string on_any_port(const std::string& address) {
 
 bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address.starts_with("[::1]:");
+}
+
+/// Half of what fetches may have; the rest is for the claims of engines of this node.
+std::uint64_t most_staged(std::size_t pool_bytes) {
+  const double share = engine::BlockStore::Options{}.fetch_share / 2;
+  return static_cast<std::uint64_t>(static_cast<double>(pool_bytes) * share);
 }
 
 Result<void> refuse_options_of_nodes(const ServerOptions& options) {
@@ -164,6 +171,12 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
   }
   nodes->fetches_ = std::make_unique<Fetches>(service, source, background, io.provider->getTimer(),
                                               clock, nodes->plan_.fetches);
+  if (disks != nullptr) {
+    nodes->staging_ = std::make_unique<Staging>(
+        service, *disks, *nodes->fetches_, background, io.provider->getTimer(), clock,
+        Staging::Options{.most_bytes = most_staged(pool.bytes().size()),
+                         .deadline = nodes->plan_.fetches.deadline});
+  }
   nodes->watches_ = std::make_unique<cluster::EpochWatches>(
       service.epochs(), io.provider->getTimer(),
       [&peers = *nodes->peers_](const cluster::EpochWatches::Dialer& dialer) {
@@ -174,18 +187,9 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
                                         .background = background,
                                         .lanes = lanes,
                                         .own = nodes->plan_.own,
-                                        .clock = clock});
-  if (nodes->plan_.listener) {
-    RpcServer::Options options;
-    options.max_connections = kConnectionsFromPeers;
-    options.hello_timeout = std::chrono::seconds(2);
-    options.limits = kPeerLimits;
-    nodes->rpc_ = std::make_unique<RpcServer>(io, std::move(options), nodes->rpc_counters_);
-    nodes->context_->end_connection = [rpc = nodes->rpc_.get()](const Id128& connection) {
-      rpc->end_later(connection);
-    };
-    nodes->rpc_->serve(peer_service(*nodes->context_), nodes->plan_.listener->fd.get());
-  }
+                                        .clock = clock,
+                                        .staging = nodes->staging_.get()});
+  if (nodes->plan_.listener) nodes->listen();
   nodes->secrets_.accepted = nodes->plan_.own.secrets.count();
   nodes->secrets_.has_file = nodes->plan_.secret_at.has_value();
   if (nodes->secrets_.has_file) {
@@ -198,6 +202,18 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
             report.peers.size(), report.listen.empty() ? "nowhere" : report.listen,
             report.why_not_rdma.empty() ? "" : fmt::format(" no_rdma=\"{}\"", report.why_not_rdma));
   return nodes;
+}
+
+void Nodes::listen() {
+  RpcServer::Options options;
+  options.max_connections = kConnectionsFromPeers;
+  options.hello_timeout = std::chrono::seconds(2);
+  options.limits = kPeerLimits;
+  rpc_ = std::make_unique<RpcServer>(io_, std::move(options), rpc_counters_);
+  context_->end_connection = [rpc = rpc_.get()](const Id128& connection) {
+    rpc->end_later(connection);
+  };
+  rpc_->serve(peer_service(*context_), plan_.listener->fd.get());
 }
 
 kj::Promise<void> Nodes::watch_secrets() {
@@ -250,6 +266,7 @@ NodesReport Nodes::report() const {
                             .queued_bytes = rate == nullptr ? 0 : rate->queued_bytes()});
   }
   report.fetches = fetches_->stats();
+  if (staging_ != nullptr) report.staging_bytes = staging_->stats().bytes;
   report.source = source_->stats();
   report.waits = peers_->waits();
   report.gate = context_->counters;

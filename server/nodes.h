@@ -28,6 +28,7 @@
 namespace pegaflow::server {
 
 class SsdSource;
+class Staging;
 class TieredSource;
 
 /// The connections of this node to the other nodes of its cluster.
@@ -79,6 +80,7 @@ class Nodes {
 
  private:
   Nodes(kj::AsyncIoContext& io, Plan plan);
+  void listen();
   kj::Promise<void> watch_secrets();
   void read_secrets();
 
@@ -89,6 +91,7 @@ class Nodes {
   std::unique_ptr<cluster::PeerSource> source_;
   std::unique_ptr<TieredSource> tiers_;  ///< Null without disks.
   std::unique_ptr<Fetches> fetches_;
+  std::unique_ptr<Staging> staging_;  ///< Null without disks.
   std::unique_ptr<cluster::EpochWatches> watches_;
   std::unique_ptr<PeerContext> context_;
   RpcCounters rpc_counters_;

@@ -164,6 +164,21 @@ std::vector<std::byte> pack_present(const std::vector<bool>& present) {
   return packed;
 }
 
+Result<OnDisks> read_on_disks(wire::OnDisks::Reader reader, std::size_t most) {
+  if (reader.getBlocks() > most) {
+    return fail(Errc::kInternal, "{} of {} blocks are on disks", reader.getBlocks(), most);
+  }
+  return OnDisks{.blocks = reader.getBlocks(),
+                 .bytes_per_second = reader.getBytesPerSecond(),
+                 .queued_bytes = reader.getQueuedBytes()};
+}
+
+void write_on_disks(const OnDisks& blocks, wire::OnDisks::Builder builder) {
+  builder.setBlocks(static_cast<std::uint32_t>(blocks.blocks));
+  builder.setBytesPerSecond(blocks.bytes_per_second);
+  builder.setQueuedBytes(blocks.queued_bytes);
+}
+
 Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
                               std::size_t shards) {
   if (reader.hasError()) return tl::unexpected<Error>(read_error(reader.getError()));
@@ -182,6 +197,12 @@ Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size
   for (const std::uint32_t page : pages) grant.pages.push_back(page);
   grant.checksums.reserve(checksums.size());
   for (const std::uint64_t checksum : checksums) grant.checksums.push_back(checksum);
+  PEGA_TRY_LET(grant.pending, read_on_disks(reader.getPending(), keys - pages.size() / shards));
+  grant.staging = reader.getStaging();
+  if ((grant.pending.blocks != 0) != (grant.staging != 0)) {
+    return fail(Errc::kInternal, "{} blocks are pending in staging {}", grant.pending.blocks,
+                grant.staging);
+  }
   return grant;
 }
 
@@ -192,6 +213,9 @@ void write_grant(const LeaseGrant& grant, wire::Peer::LeaseResults::Builder buil
                                builder.initPages(static_cast<unsigned>(grant.pages.size())));
   write_numbers<std::uint64_t>(
       grant.checksums, builder.initChecksums(static_cast<unsigned>(grant.checksums.size())));
+  if (grant.pending.blocks == 0) return;
+  write_on_disks(grant.pending, builder.initPending());
+  builder.setStaging(grant.staging);
 }
 
 }  // namespace pegaflow

@@ -26,7 +26,8 @@ inline constexpr std::uint16_t kPeerWireKnowsEpochs = 3;
 /// Features of `greet`, by bit, that this build implements; see the list in peer.capnp.
 inline constexpr std::uint64_t kPeerWatches = 1;      ///< `watch`.
 inline constexpr std::uint64_t kPeerLocatesEach = 2;  ///< `locateEach`.
-inline constexpr std::uint64_t kPeerFeatures = kPeerWatches | kPeerLocatesEach;
+inline constexpr std::uint64_t kPeerReadsDisks = 4;   ///< `onDisks`, `pending` and `staging`.
+inline constexpr std::uint64_t kPeerFeatures = kPeerWatches | kPeerLocatesEach | kPeerReadsDisks;
 
 /// Limit of pages in one lease, so that its list of pages fits one message for an instance of many
 /// shards.
@@ -66,9 +67,15 @@ std::vector<std::byte> pack_present(const std::vector<bool>& present);
 struct LeaseGrant {
   std::uint64_t lease = 0;  ///< 0: nothing.
   std::chrono::milliseconds granted{};
-  std::vector<std::uint32_t> pages;      ///< Shard by shard, block by block; in units of 4 KiB.
-  std::vector<std::uint64_t> checksums;  ///< One for each page, or none at all.
+  std::vector<std::uint32_t> pages{};      ///< Shard by shard, block by block; in units of 4 KiB.
+  std::vector<std::uint64_t> checksums{};  ///< One for each page, or none at all.
+  /// The blocks behind them that the owner reads from its disks into its pool.
+  OnDisks pending{};
+  std::uint64_t staging = 0;  ///< The number to request those with; 0: none is pending.
 };
+/// Errors: kInternal for more blocks than `most`.
+Result<OnDisks> read_on_disks(wire::OnDisks::Reader reader, std::size_t most);
+void write_on_disks(const OnDisks& blocks, wire::OnDisks::Builder builder);
 /// Errors: the owner's; kInternal when the counts do not match each other, `keys` or `shards`.
 Result<LeaseGrant> read_grant(wire::Peer::LeaseResults::Reader reader, std::size_t keys,
                               std::size_t shards);

@@ -24,6 +24,13 @@ struct Epoch {
   auto operator<=>(const Epoch&) const = default;
 };
 
+/// Blocks that are on disks of an owner and not in its pool, and its report of when they will be.
+struct OnDisks {
+  std::size_t blocks = 0;
+  std::uint64_t bytes_per_second = 0;  ///< The recent rate of its disks; 0: unknown.
+  std::uint64_t queued_bytes = 0;      ///< Bytes that its disks read before those blocks.
+};
+
 /// The epochs that a node knows.
 struct KnownEpochs {
   /// Limit of listed namespaces.

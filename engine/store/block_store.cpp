@@ -283,6 +283,9 @@ bool BlockStore::invalidate(FrameIndex frame) {
 bool BlockStore::restored(FrameIndex frame, const ssd::Proven& proven) {
   return impl_->fetcher.restored(frame, proven);
 }
+bool BlockStore::staged(FrameIndex frame, const ssd::Proven& proven) {
+  return impl_->fetcher.staged(frame, proven);
+}
 
 void BlockStore::give_up(FrameIndex frame) { impl_->fetcher.give_up(frame); }
 

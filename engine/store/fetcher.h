@@ -34,6 +34,7 @@ class Fetcher {
                                        std::span<const BlockStore::ClaimPart> parts) const;
   bool fetched(FrameIndex frame) { return seal(frame, kReplica); }
   bool restored(FrameIndex frame, const ssd::Proven&) { return seal(frame, kRestored); }
+  bool staged(FrameIndex frame, const ssd::Proven&) { return seal(frame, kReplica); }
   void give_up(FrameIndex frame);
   void quiesced(FrameIndex frame);
   [[nodiscard]] bool is_awaited(FrameIndex frame) const;

@@ -295,6 +295,9 @@ class CacheService {
   };
   /// Errors: as lookup(); kGone while the instance is not complete.
   Result<Wants> wants(const Id128& connection);
+  /// The same of a namespace by its name among nodes; no value for a name that no engine has
+  /// registered here.
+  [[nodiscard]] std::optional<Wants> wants_by_name(const Bytes32& space) const;
   /// The kinds of a namespace, for a prompt of which the engine has some tokens itself.
   struct WantsOfKinds {
     engine::BlockKinds rules;
@@ -333,6 +336,9 @@ class CacheService {
   /// The same for a block that a disk of this node delivered with its proof.
   void restored(engine::FrameIndex frame, std::uint32_t shards,
                 std::span<const std::uint64_t> checksums, const engine::ssd::Proven& proven);
+  /// The same for a block that no engine of this node waits for: it is sealed as a replica.
+  void staged(engine::FrameIndex frame, std::uint32_t shards,
+              std::span<const std::uint64_t> checksums, const engine::ssd::Proven& proven);
   /// The frame's fetch failed; see BlockStore::give_up and quiesced.
   void give_up(engine::FrameIndex frame);
   void quiesce_fetch(engine::FrameIndex frame);
@@ -348,6 +354,7 @@ class CacheService {
                                                std::span<const BlockKey> keys) const;
   struct Lent {
     engine::LeaseId lease{};
+    std::size_t blocks = 0;
     std::vector<std::uint32_t> pages;      ///< Shard by shard, block by block.
     std::vector<std::uint64_t> checksums;  ///< One for each page, or none at all.
   };
@@ -357,6 +364,16 @@ class CacheService {
   /// Whether its pages are still kept in place: it was not ended, and its time is not over by the
   /// clock of this node.
   [[nodiscard]] bool is_lent(engine::LeaseId lease) const;
+
+  /// Extends a claim of other nodes by blocks that are here, in flight, or to be read from disks of
+  /// this node; as fetch(). Claims of other nodes are never opened.
+  Result<Fetch> stage(const Wants& wants, const Id128& token, std::size_t first,
+                      std::span<const BlockKey> keys);
+  /// The number of blocks of such a claim, from `first` on and at most `count`, that can be lent
+  /// now. Errors: those of BlockStore::arrived().
+  [[nodiscard]] Result<std::size_t> stageable(const Id128& token, std::size_t first,
+                                              std::size_t count) const;
+  void end_staging(const Id128& token);
 
   // ---- a tier below the pool
 
@@ -438,6 +455,8 @@ class CacheService {
   /// Sets the checksums of a block's pages; returns the sum of their sizes.
   std::uint64_t note_checksums(engine::FrameIndex frame, std::uint32_t shards,
                                std::span<const std::uint64_t> checksums);
+  [[nodiscard]] Fetch with_pages(const engine::BlockStore::Fetch& planned,
+                                 std::uint32_t shards) const;
   Result<Client*> client(const Id128& connection);
   Result<Client*> member(const Id128& connection);
   Result<Client*> worker(const Id128& connection);
@@ -537,7 +556,8 @@ class CacheService {
     std::vector<std::uint64_t> page_bytes;  ///< The sizes that the name stands for, shard by shard.
     Epoch epoch;                            ///< The epoch of its present generation.
   };
-  std::map<Bytes32, Named> spaces_;  ///< By the name among nodes.
+  std::map<Bytes32, Named> spaces_;        ///< By the name among nodes.
+  std::optional<engine::HolderId> nodes_;  ///< Holds what is staged for other nodes.
   std::unordered_map<Id128, std::unique_ptr<Client>> clients_;
   std::unordered_map<Id128, std::unique_ptr<Detached>> detached_;
   std::uint32_t next_instance_ = 1;

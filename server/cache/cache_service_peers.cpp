@@ -124,6 +124,12 @@ Result<CacheService::Wants> CacheService::wants(const Id128& connection) {
   return wants_of(instance, 0);
 }
 
+std::optional<CacheService::Wants> CacheService::wants_by_name(const Bytes32& space) const {
+  const engine::NamespaceTable::Kind* const found = kind_called(space);
+  if (found == nullptr) return std::nullopt;
+  return Wants{.space = space, .generation = found->space, .page_bytes = sizes_of(*found)};
+}
+
 CacheService::Wants CacheService::wants_of(const Instance& instance, std::size_t kind) const {
   return {.space = instance.spaces[kind],
           .generation = space_of(instance, kind),
@@ -165,13 +171,18 @@ Result<CacheService::Fetch> CacheService::fetch(const Id128& connection, engine:
   }
   PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
                store_->fetch(*caller->holder, generation, token, first, keys, fetchable));
+  return with_pages(planned, instance.shards);
+}
+
+CacheService::Fetch CacheService::with_pages(const engine::BlockStore::Fetch& planned,
+                                             std::uint32_t shards) const {
   Fetch fetch{.blocks = planned.blocks, .coming = planned.in_flight, .frames = {}};
   fetch.frames.reserve(planned.frames.size());
   for (const engine::BlockStore::Fetch::Frame& frame : planned.frames) {
     Fetched& to = fetch.frames.emplace_back();
     to.place = frame.place;
     to.frame = frame.frame;
-    for (std::uint32_t shard = 0; shard < instance.shards; ++shard) {
+    for (std::uint32_t shard = 0; shard < shards; ++shard) {
       to.offsets.push_back(store_->page_offset(frame.frame, shard));
     }
   }
@@ -194,6 +205,13 @@ void CacheService::restored(engine::FrameIndex frame, std::uint32_t shards,
                             const engine::ssd::Proven& proven) {
   note_checksums(frame, shards, checksums);
   store_->restored(frame, proven);
+}
+
+void CacheService::staged(engine::FrameIndex frame, std::uint32_t shards,
+                          std::span<const std::uint64_t> checksums,
+                          const engine::ssd::Proven& proven) {
+  note_checksums(frame, shards, checksums);
+  store_->staged(frame, proven);
 }
 
 std::uint64_t CacheService::note_checksums(engine::FrameIndex frame, std::uint32_t shards,
@@ -303,7 +321,7 @@ Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<co
   if (found == nullptr) return Lent{};
   const auto shards = static_cast<std::uint32_t>(found->shape.shards.size());
   PEGA_TRY_LET(const engine::BlockStore::Lent lent, store_->lend(found->space, keys, time));
-  Lent answer{.lease = lent.lease, .pages = {}, .checksums = {}};
+  Lent answer{.lease = lent.lease, .blocks = lent.frames.size(), .pages = {}, .checksums = {}};
   answer.pages.reserve(lent.frames.size() * shards);
   bool has_one = false;
   for (const engine::FrameIndex frame : lent.frames) {
@@ -318,6 +336,24 @@ Result<CacheService::Lent> CacheService::lend(const Bytes32& space, std::span<co
   }
   if (!has_one) answer.checksums.clear();
   return answer;
+}
+
+Result<CacheService::Fetch> CacheService::stage(const Wants& wants, const Id128& token,
+                                                std::size_t first, std::span<const BlockKey> keys) {
+  // No instance has this number.
+  if (!nodes_) nodes_ = store_->add_holder(0, Id128{});
+  PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
+               store_->fetch(*nodes_, wants.generation, token, first, keys, keys.size()));
+  return with_pages(planned, static_cast<std::uint32_t>(wants.page_bytes.size()));
+}
+
+Result<std::size_t> CacheService::stageable(const Id128& token, std::size_t first,
+                                            std::size_t count) const {
+  return store_->arrived(token, first, count);
+}
+
+void CacheService::end_staging(const Id128& token) {
+  if (nodes_) store_->unclaim(*nodes_, token);
 }
 
 void CacheService::end_lease(engine::LeaseId lease) { store_->end_lease(lease); }

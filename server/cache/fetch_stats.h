@@ -14,9 +14,10 @@ struct FetchStats {
   std::uint64_t blocks = 0;         ///< Blocks that arrived.
   std::uint64_t bytes = 0;          ///< Bytes of `blocks`.
   std::uint64_t restored_blocks =
-      0;                       ///< Blocks that disks of this node delivered, not in `blocks`.
-  std::uint64_t given_up = 0;  ///< Blocks that were to be fetched and did not arrive.
-  std::uint64_t declined = 0;  ///< Blocks not fetched: computing should be faster.
+      0;                            ///< Blocks that disks of this node delivered, not in `blocks`.
+  std::uint64_t staged_blocks = 0;  ///< Blocks that those delivered for other nodes.
+  std::uint64_t given_up = 0;       ///< Blocks that were to be fetched and did not arrive.
+  std::uint64_t declined = 0;       ///< Blocks not fetched: computing should be faster.
   std::uint64_t unwanted = 0;  ///< Blocks not read because no claim waited for them any longer.
   std::uint64_t retried = 0;   ///< Blocks requested from another owner.
   /// Those of `given_up` whose frames a device could still write to: they were quarantined.

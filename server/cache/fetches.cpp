@@ -103,20 +103,20 @@ void Fetches::note_joined(Plan& plan) const {
 std::size_t Fetches::worth_fetching(Plan& plan, const cluster::Source::Located& located) {
   const cluster::ComputeTime& compute = plan.compute;
   const std::size_t before = plan.claimed - plan.ready;
-  const cluster::SourceRate& rate = *located.rate;
   const TimePoint now = clock_.now();
   const std::uint64_t block = std::max<std::uint64_t>(1, plan.block_bytes());
-  cluster::Arrival arrival = rate.predict(located.blocks * block, located.batch_bytes);
+  cluster::Arrival arrival =
+      located.predict(located.blocks * block, located.on_disks.blocks * block);
   arrival.last = std::max(arrival.last, plan.arrival.last);
   if (before != 0) arrival.first = plan.arrival.first;
   std::size_t blocks = located.blocks;
-  if (compute.is_known() && now >= rate.stuck_at()) {
+  if (compute.is_known() && now >= located.stuck_at()) {
     stats_.declined += located.blocks;
     return 0;
   }
-  if (compute.is_known() && (!rate.is_known() || arrival.last > compute.of(before + blocks))) {
+  if (compute.is_known() && (!located.is_known() || arrival.last > compute.of(before + blocks))) {
     // One probe at a time: bytes that are queued will measure the rate soon.
-    if (rate.is_fresh(now) || rate.queued_bytes() != 0 || before != 0) {
+    if (located.is_fresh(now) || located.queued_bytes() != 0 || before != 0) {
       stats_.declined += located.blocks;
       return 0;
     }
@@ -179,6 +179,7 @@ kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const SharedLease& l
     kLog.debug("a claim was not extended error=\"{}\"", to_string(fetch.error()));
     return kj::READY_NOW;
   }
+  note_joined_staging(plan->token, first, fetch->blocks);
   plan->claimed += fetch->blocks;
   std::vector<Block> blocks;
   blocks.reserve(fetch->frames.size());
@@ -204,6 +205,7 @@ void Fetches::remove_unwanted(std::vector<Block>& blocks) {
     return true;
   });
   stats_.unwanted += count - blocks.size();
+  if (count != blocks.size()) background_.poke();  // The last frame of a shape may be free now.
 }
 
 void Fetches::queued(std::span<const Block> blocks, const cluster::SourceRate& rate,
@@ -232,7 +234,11 @@ void Fetches::seal(const cluster::Source::Request& request, const cluster::Sourc
     coming_.erase(block.frame);
     const auto of_block =
         checksums.empty() ? checksums : checksums.subspan(block.leased * shards, shards);
-    if (block.proven) {
+    const bool was_staged = staged_.erase(block.frame) != 0;
+    if (block.proven && was_staged) {
+      service_.staged(block.frame, static_cast<std::uint32_t>(shards), of_block, *block.proven);
+      ++stats_.staged_blocks;
+    } else if (block.proven) {
       service_.restored(block.frame, static_cast<std::uint32_t>(shards), of_block, *block.proven);
       ++stats_.restored_blocks;
     } else {
@@ -246,7 +252,7 @@ void Fetches::seal(const cluster::Source::Request& request, const cluster::Sourc
 void Fetches::failed(const SharedRequest& request, std::vector<Block>&& blocks) {
   remove_unwanted(blocks);
   if (blocks.empty()) return;
-  const bool may_retry = clock_.now() < request->deadline &&
+  const bool may_retry = !request->is_for_node && clock_.now() < request->deadline &&
                          request->failed.size() < cluster::Source::kMostOwners &&
                          source_->is_ready();
   if (!may_retry) return rejected(blocks);
@@ -302,7 +308,17 @@ void Fetches::quiesced(std::span<const Block> blocks) {
 /// Frees the frame: no read writes to it, and its block does not arrive.
 void Fetches::quiesce(engine::FrameIndex frame) {
   coming_.erase(frame);
+  staged_.erase(frame);
   service_.quiesce_fetch(frame);
+}
+
+/// A claim of an engine of this node has these blocks: those that are in flight for other nodes are
+/// sealed as its own.
+void Fetches::note_joined_staging(const Id128& token, std::size_t first, std::size_t count) {
+  if (staged_.empty()) return;
+  for (std::size_t place = first; place < first + count; ++place) {
+    if (const auto frame = service_.claimed_frame(token, place)) staged_.erase(*frame);
+  }
 }
 
 void Fetches::progressed() {

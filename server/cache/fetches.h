@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -145,6 +146,14 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// ends with kCancelled. Idempotent.
   void released(const Id128& connection, engine::PinId pin);
 
+  // ---- for other nodes; see Staging
+
+  /// This frame is in flight for another node: unless an engine of this node claims its block until
+  /// it arrives, the block is sealed as a replica.
+  void note_staged(engine::FrameIndex frame) { staged_.insert(frame); }
+  /// Resolves when the source has made progress.
+  kj::Promise<void> progress() { return progress_made_.addBranch(); }
+
   [[nodiscard]] Stats stats() const noexcept { return stats_; }
 
  private:
@@ -199,6 +208,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
             std::span<const Block> blocks);
   void retry(const SharedRequest& request, std::vector<Block>&& blocks);
   void quiesce(engine::FrameIndex frame);
+  void note_joined_staging(const Id128& token, std::size_t first, std::size_t count);
   // ---- waiting opens
   void wake_openings();
   kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
@@ -216,6 +226,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   const Clock& clock_;
   const Options options_;
   std::unordered_map<engine::FrameIndex, Coming> coming_;
+  std::unordered_set<engine::FrameIndex> staged_;  ///< In flight for other nodes only.
   std::set<Id128> extending_;  ///< Claims with an extend() or claim_kinds() in flight.
   std::set<std::pair<Id128, engine::PinId>> opening_;   ///< Waiting, by connection and pin.
   std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; may be outdated.

@@ -115,22 +115,24 @@ kj::Promise<Fetches::ClaimOfKinds> Fetches::make_claim(const OnePlanOfKinds& pla
 /// probed with the whole claim: a part of it is of no use.
 bool Fetches::is_worth(PlanOfKinds& plan) {
   const CacheService::WantsOfKinds& wants = plan.search->wants();
-  const cluster::SourceRate& rate = *plan.found.rate;
+  const cluster::Source::Located& owner = plan.found.owner;
   const TimePoint now = clock_.now();
   std::uint64_t bytes = 0;
+  std::uint64_t disk_bytes = 0;
   std::size_t blocks = 0;
   for (const PeerSearch::Part& part : plan.found.parts) {
     bytes += part.missing.size() * wants.kinds[part.kind].block_bytes();
+    disk_bytes += part.owner.on_disks.blocks * wants.kinds[part.kind].block_bytes();
     blocks += part.missing.size();
   }
-  plan.arrival = rate.predict(bytes, plan.found.batch_bytes);
+  plan.arrival = owner.predict(bytes, disk_bytes);
   if (!plan.compute.is_known()) return true;
   const std::uint64_t without = std::max(plan.search->local(), wants.local_tokens);
   const Duration computing =
       plan.compute.of((plan.found.tokens - without) / wants.rules.unit_tokens);
-  const bool is_slow = !rate.is_known() || plan.arrival.last > computing;
-  const bool may_probe = !rate.is_fresh(now) && rate.queued_bytes() == 0;
-  if (now >= rate.stuck_at() || (is_slow && !may_probe)) {
+  const bool is_slow = !owner.is_known() || plan.arrival.last > computing;
+  const bool may_probe = !owner.is_fresh(now) && owner.queued_bytes() == 0;
+  if (now >= owner.stuck_at() || (is_slow && !may_probe)) {
     stats_.declined += blocks;
     return false;
   }
@@ -156,7 +158,7 @@ kj::Promise<void> Fetches::lease_all(const OnePlanOfKinds& plan) {
     part.request->keys = wanted.keys;
     part.request->deadline = plan->deadline;
     part.request->reserved = std::make_unique<cluster::SourceRate::Reserved>(
-        plan->found.rate, wanted.missing.size() * kind.block_bytes());
+        plan->found.owner.rate, wanted.missing.size() * kind.block_bytes());
     part.wanted = std::move(wanted);
   }
   kj::Vector<kj::Promise<void>> leasing;
@@ -217,6 +219,7 @@ bool Fetches::take_some_frames(PlanOfKinds& plan, PartOfKind& part, std::size_t 
       service_.fetch(plan.connection, part.generation, part.token, first,
                      std::span(part.wanted.keys).subspan(first, count), count, part.wanted.kind);
   if (!fetch) return false;
+  note_joined_staging(part.token, first, fetch->blocks);
   part.claimed += fetch->blocks;
   bool is_whole = fetch->blocks == count;
   const std::vector<std::size_t>& missing = part.wanted.missing;

@@ -214,8 +214,8 @@ PeerSearch::Found PeerSearch::choose() const {
     if (!part.missing.empty()) {
       const cluster::Source::Holding& holding = best->holdings[kind];
       part.owner = holding.located(part.missing.size());
-      found.rate = holding.rate;
-      found.batch_bytes = holding.batch_bytes;
+      const bool has_disks = found.owner.on_disks.blocks != 0;
+      if (!has_disks) found.owner = part.owner;
     }
     found.parts.push_back(std::move(part));
   }

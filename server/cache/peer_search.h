@@ -41,8 +41,9 @@ class PeerSearch {
   struct Found {
     std::uint64_t tokens = 0;  ///< 0: nothing longer than the local prefix.
     std::vector<Part> parts;
-    std::shared_ptr<cluster::SourceRate> rate;  ///< The owner's; null without a missing block.
-    std::uint64_t batch_bytes = 0;
+    /// The owner, for predictions; without a rate if no block is missing. Blocks of any part may be
+    /// on its disks.
+    cluster::Source::Located owner;
   };
 
   /// `store` and `source` outlive it.

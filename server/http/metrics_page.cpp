@@ -457,6 +457,14 @@ void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes
   for (std::size_t lane = 0; lane < nodes.lanes.size(); ++lane) {
     page.sample(number(source.lane_bytes.at(lane)), {{"lane", nodes.lanes[lane]}});
   }
+  page.counter("fetch_pending_blocks_total",
+               "Blocks of other nodes that those first read from their disks", source.pending);
+  page.counter("ssd_staged_blocks_total", "Blocks that were read from disks for other nodes",
+               fetches.staged_blocks);
+  page.gauge(
+      "ssd_staging_bytes",
+      "Bytes of the pool for blocks that are read from disks for other nodes and not lent yet",
+      number(nodes.staging_bytes));
   page.gauge("fetch_batches", "Reads from other nodes in flight", number(source.batches));
   page.gauge("oldest_fetch_seconds", "Age of the oldest read from other nodes; 0 without one",
              std::chrono::duration<double>(source.oldest).count());

@@ -30,6 +30,7 @@ struct NodesReport {
   std::string listen;                      ///< Where peers reach this node; empty: they cannot.
   std::vector<Peer> peers;
   FetchStats fetches;
+  std::uint64_t staging_bytes = 0;  ///< Bytes of the pool; see Staging.
   cluster::PeerSourceStats source;
   cluster::PeerWaits waits;
   PeerGateCounters gate;

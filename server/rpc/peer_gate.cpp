@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/ssd/staging.h"
 
 namespace pegaflow::server {
 namespace {
@@ -24,8 +25,10 @@ std::string beginning_of(::capnp::Text::Reader text) {
 /// The calls of a peer that has proved itself.
 class PeerImpl final : public wire::Peer::Server {
  public:
-  PeerImpl(PeerContext& context, const Id128& connection, std::uint16_t version)
-      : context_(context), connection_(connection), version_(version) {}
+  /// `features` are the reader's.
+  PeerImpl(PeerContext& context, const Id128& connection, std::uint16_t version,
+           std::uint64_t features)
+      : context_(context), connection_(connection), version_(version), features_(features) {}
 
  protected:
   kj::Promise<void> locate(LocateContext call) override {
@@ -33,9 +36,22 @@ class PeerImpl final : public wire::Peer::Server {
     const auto params = call.getParams();
     const auto space = read_bytes32(params.getSpace());
     const auto keys = read_keys(params.getKeys(), context_.keys);
-    auto results = call.getResults(capnp::MessageSize{8, 0});
     // As a lookup it has no error on the wire: an invalid request finds nothing.
-    if (space && keys && meets(*space, params.getEpoch())) {
+    const bool finds = space && keys && meets(*space, params.getEpoch());
+    if (finds && has_disks()) {
+      return context_.staging->locate(*space, *keys)
+          .then([this, call, space = *space](cluster::Lender::Prefix&& found) mutable {
+            auto results = call.getResults();
+            // It may have been reset meanwhile.
+            if (meets(space, call.getParams().getEpoch())) {
+              results.setSealed(static_cast<std::uint32_t>(found.blocks));
+              if (found.on_disks.blocks != 0) write_on_disks(found.on_disks, results.initOnDisks());
+            }
+            write_epoch(context_.service.epochs().of(space), results.initEpoch());
+          });
+    }
+    auto results = call.getResults(capnp::MessageSize{8, 0});
+    if (finds) {
       results.setSealed(static_cast<std::uint32_t>(context_.service.present(*space, *keys)));
     }
     if (space) write_epoch(context_.service.epochs().of(*space), results.initEpoch());
@@ -47,12 +63,20 @@ class PeerImpl final : public wire::Peer::Server {
     const auto params = call.getParams();
     const auto space = read_bytes32(params.getSpace());
     const auto keys = read_keys(params.getKeys(), context_.keys);
-    auto results = call.getResults();
-    if (space && keys && meets(*space, params.getEpoch())) {
-      const auto present = pack_present(context_.service.present_each(*space, *keys));
-      auto bits = results.initPresent(static_cast<unsigned>(present.size()));
-      std::transform(present.begin(), present.end(), bits.begin(), std::to_integer<kj::byte>);
+    const bool finds = space && keys && meets(*space, params.getEpoch());
+    if (finds && has_disks()) {
+      return context_.staging->locate_each(*space, *keys)
+          .then([this, call, space = *space](cluster::Lender::Present&& found) mutable {
+            auto results = call.getResults();
+            if (meets(space, call.getParams().getEpoch())) {
+              write_each(found.has, results);
+              if (found.on_disks.blocks != 0) write_on_disks(found.on_disks, results.initOnDisks());
+            }
+            write_epoch(context_.service.epochs().of(space), results.initEpoch());
+          });
     }
+    auto results = call.getResults();
+    if (finds) write_each(context_.service.present_each(*space, *keys), results);
     if (space) write_epoch(context_.service.epochs().of(*space), results.initEpoch());
     return kj::READY_NOW;
   }
@@ -61,29 +85,32 @@ class PeerImpl final : public wire::Peer::Server {
     const auto params = call.getParams();
     const std::chrono::milliseconds time = std::min<std::chrono::milliseconds>(
         std::chrono::milliseconds(params.getMilliseconds()), kLongestPeerLease);
-    auto grant =
-        read_bytes32(params.getSpace()).and_then([&](const Bytes32& space) -> Result<LeaseGrant> {
-          PEGA_TRY_LET(const auto keys, read_keys(params.getKeys(), context_.keys));
-          if (!meets(space, params.getEpoch())) return LeaseGrant{};
-          return lend(space, keys, time);
+    const auto space = read_bytes32(params.getSpace());
+    if (space && has_disks() && params.getStaging() != 0) return lease_pending(call, *space, time);
+    std::span<const BlockKey> behind;
+    auto grant = space.and_then([&](const Bytes32& name) -> Result<LeaseGrant> {
+      PEGA_TRY_LET(const auto keys, read_keys(params.getKeys(), context_.keys));
+      if (!meets(name, params.getEpoch())) return LeaseGrant{};
+      auto lent = lend(name, keys, time);
+      if (lent) behind = keys.subspan(lent->blocks);
+      return std::move(lent).map([](Lent&& made) { return std::move(made.grant); });
+    });
+    if (!grant || behind.empty() || !has_disks()) {
+      answer(call, grant);
+      return kj::READY_NOW;
+    }
+    return context_.staging->begin(connection_, *space, behind)
+        .then([this, call, grant = std::move(grant)](Staging::Pending&& pending) mutable {
+          grant->pending = pending.blocks;
+          grant->staging = pending.number;
+          answer(call, grant);
         });
-    const std::size_t words =
-        grant ? grant->pages.size() / 2 + grant->checksums.size() + 24 : std::size_t{256};
-    auto results = call.getResults(capnp::MessageSize{words, 0});
-    if (!grant) {
-      write_error(grant.error(), results.initError());
-    } else {
-      write_grant(*grant, results);
-    }
-    if (const auto space = read_bytes32(params.getSpace())) {
-      write_epoch(context_.service.epochs().of(*space), results.initEpoch());
-    }
-    context_.background.poke();
-    return kj::READY_NOW;
   }
 
   kj::Promise<void> release(ReleaseContext call) override {
-    context_.service.end_lease(engine::LeaseId{call.getParams().getLease()});
+    const auto params = call.getParams();
+    context_.service.end_lease(engine::LeaseId{params.getLease()});
+    if (has_disks()) context_.staging->end(connection_, params.getStaging());
     call.getResults().setOk();
     context_.background.poke();
     return kj::READY_NOW;
@@ -153,10 +180,71 @@ class PeerImpl final : public wire::Peer::Server {
     return theirs && context_.service.meets(space, *theirs);
   }
 
-  Result<LeaseGrant> lend(const Bytes32& space, std::span<const BlockKey> keys,
-                          std::chrono::milliseconds time) {
+  /// Whether the reader may learn of blocks that are only on disks.
+  [[nodiscard]] bool has_disks() const {
+    return context_.staging != nullptr && (features_ & kPeerReadsDisks) != 0;
+  }
+
+  static void write_each(const std::vector<bool>& has,
+                         wire::Peer::LocateEachResults::Builder results) {
+    const auto present = pack_present(has);
+    auto bits = results.initPresent(static_cast<unsigned>(present.size()));
+    std::transform(present.begin(), present.end(), bits.begin(), std::to_integer<kj::byte>);
+  }
+
+  /// Answers a request for blocks, with the epoch that their namespace has now.
+  void answer(LeaseContext& call, const Result<LeaseGrant>& grant) {
+    const std::size_t words =
+        grant ? grant->pages.size() / 2 + grant->checksums.size() + 32 : std::size_t{256};
+    auto results = call.getResults(capnp::MessageSize{words, 0});
+    if (!grant) {
+      write_error(grant.error(), results.initError());
+    } else {
+      write_grant(*grant, results);
+    }
+    if (const auto space = read_bytes32(call.getParams().getSpace())) {
+      write_epoch(context_.service.epochs().of(*space), results.initEpoch());
+    }
+    context_.background.poke();
+  }
+
+  /// The next blocks of a staging, once they have been read.
+  kj::Promise<void> lease_pending(LeaseContext call, const Bytes32& space,
+                                  std::chrono::milliseconds time) {
+    const std::uint64_t number = call.getParams().getStaging();
+    const std::chrono::milliseconds patience = std::min<std::chrono::milliseconds>(
+        std::chrono::milliseconds(call.getParams().getPatience()), kLongestPeerPatience);
+    return context_.staging->await_next(connection_, number, patience)
+        .then([this, call, space, time, number](Staging::Ready&& ready) mutable {
+          Result<LeaseGrant> grant;
+          Staging::Pending left;
+          // It may have been reset meanwhile.
+          if (meets(space, call.getParams().getEpoch()) &&
+              (ready.keys.empty() || ready.space == space)) {
+            auto made = lend(space, ready.keys, time);
+            left = context_.staging->lent(connection_, number, ready.keys.size(),
+                                          made ? made->blocks : 0);
+            grant = std::move(made).map([](Lent&& lent) { return std::move(lent.grant); });
+          } else {
+            context_.staging->end(connection_, number);
+          }
+          if (grant) {
+            grant->pending = left.blocks;
+            grant->staging = left.number;
+          }
+          answer(call, grant);
+        });
+  }
+
+  struct Lent {
+    LeaseGrant grant;
+    std::size_t blocks = 0;
+  };
+  Result<Lent> lend(const Bytes32& space, std::span<const BlockKey> keys,
+                    std::chrono::milliseconds time) {
+    if (keys.empty()) return Lent{};
     PEGA_TRY_LET(CacheService::Lent lent, context_.service.lend(space, keys, time));
-    if (lent.pages.empty()) return LeaseGrant{};
+    if (lent.pages.empty()) return Lent{};
     // The store keeps the blocks a margin longer than the fabric lets them be read.
     const TimePoint until = context_.clock.now() + time;
     if (until > context_.lent_until) {
@@ -167,15 +255,17 @@ class PeerImpl final : public wire::Peer::Server {
       context_.lent_until = until;
     }
     ++context_.counters.leases;
-    return LeaseGrant{.lease = static_cast<std::uint64_t>(lent.lease),
-                      .granted = time,
-                      .pages = std::move(lent.pages),
-                      .checksums = std::move(lent.checksums)};
+    return Lent{.grant = {.lease = static_cast<std::uint64_t>(lent.lease),
+                          .granted = time,
+                          .pages = std::move(lent.pages),
+                          .checksums = std::move(lent.checksums)},
+                .blocks = lent.blocks};
   }
 
   PeerContext& context_;
   Id128 connection_;
   std::uint16_t version_;
+  std::uint64_t features_;
 };
 
 class PeerGateImpl final : public wire::PeerGate::Server {
@@ -226,6 +316,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
     results.setVersion(version);
     results.setFeatures(kPeerFeatures);
     version_ = version;
+    features_ = params.getFeatures();
     results.setChallenge(data_of(greeting_.answerer_challenge));
     const Bytes32 proof =
         context_.own.secrets.first().prove(cluster::PeerSecret::Side::kAnswerer, greeting_);
@@ -251,7 +342,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
               dialer_.host, build_);
     replace_older();
     auto results = call.getResults();
-    results.setPeer(kj::heap<PeerImpl>(context_, connection_, version_));
+    results.setPeer(kj::heap<PeerImpl>(context_, connection_, version_, features_));
     write_fabrics(context_.lanes.describe(), results);
     greeted_();
     return kj::READY_NOW;
@@ -287,6 +378,7 @@ class PeerGateImpl final : public wire::PeerGate::Server {
   PeerContext::Entered dialer_;
   std::string build_;
   std::uint16_t version_ = 0;
+  std::uint64_t features_ = 0;  ///< The dialer's.
   bool is_greeted_ = false;
   bool has_tried_ = false;
 };
@@ -305,6 +397,7 @@ RpcServer::Service peer_service(PeerContext& context) {
                 context.entered.erase(connection);
                 context.watches.left(connection);
                 context.service.peer_left(connection);
+                if (context.staging != nullptr) context.staging->peer_left(connection);
               },
           .has_users = false};
 }

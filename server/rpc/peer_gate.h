@@ -22,6 +22,8 @@
 
 namespace pegaflow::server {
 
+class Staging;
+
 /// The state that all connections of peers share; all of it outlives them.
 struct PeerContext {
   CacheService& service;
@@ -29,7 +31,8 @@ struct PeerContext {
   Background& background;
   cluster::Lanes& lanes;
   const cluster::OwnNode& own;
-  const Clock& clock;  ///< The store's and the fabrics'.
+  const Clock& clock;          ///< The store's and the fabrics'.
+  Staging* staging = nullptr;  ///< Null: this node has no disks.
 
   PeerGateCounters counters{};
   TimePoint lent_until{};  ///< End of the pool's loan on all lanes.
@@ -66,6 +69,8 @@ struct PeerContext {
 inline constexpr std::chrono::seconds kLongestPeerLease{10};
 /// Longest wait of a peer for news of epochs.
 inline constexpr std::chrono::seconds kLongestPeerWatch{10};
+/// Longest wait of a peer for blocks that are pending.
+inline constexpr std::chrono::seconds kLongestPeerPatience{1};
 
 /// The service of an RpcServer for other nodes. `context` outlives it.
 RpcServer::Service peer_service(PeerContext& context);

@@ -76,7 +76,10 @@ void NodesWorld::look_at_free(std::size_t node, std::uint32_t page, const char* 
   const Use& use = uses_[node][page];
   const auto place = cluster_->node(node)->place(page * harness::SimCluster::kPageBytes,
                                                  harness::SimCluster::kPageBytes);
-  const bool is_brought = cluster_->node(node)->fabric().is_written(place);
+  const harness::SimDisks* const disks = cluster_->node(node)->disks();
+  const bool is_brought =
+      cluster_->node(node)->fabric().is_written(place) ||
+      (disks != nullptr && disks->is_writing(page * harness::SimCluster::kPageBytes));
   if (use.readers == 0 && !use.is_written && !is_brought) return;
   wrong(fmt::format("{} gets page {} of node {}, which {}", whose, page, node,
                     is_brought       ? "a card may still write"
@@ -91,6 +94,10 @@ std::string NodesWorld::unrest() const {
     if (node.source().stats().batches != 0) {
       return fmt::format("node {} has {} batches", i, node.source().stats().batches);
     }
+    if (node.staging() != nullptr &&
+        (node.staging()->stats().stagings != 0 || node.staging()->stats().bytes != 0)) {
+      return fmt::format("node {} has {} stagings", i, node.staging()->stats().stagings);
+    }
     if (node.fabric().batches() != 0) {
       return fmt::format("the fabric of node {} has {} batches", i, node.fabric().batches());
     }
@@ -100,9 +107,9 @@ std::string NodesWorld::unrest() const {
     if (!node.service().store().is_idle() || node.service().has_work()) {
       return fmt::format(
           "the store of node {} has work left: {} in flight, {} given up, {} reserved, {} held, {} "
-          "claims, {} pins, {} leases",
+          "claims, {} pins, {} leases, work: {}",
           i, stats.in_flight, stats.quarantined_fetch, stats.reserved, stats.held, stats.claims,
-          stats.pins, stats.leases);
+          stats.pins, stats.leases, node.service().has_work());
     }
   }
   return {};
@@ -114,6 +121,9 @@ void NodesWorld::count_up(std::size_t node) {
   const engine::BlockStore::Stats store = cluster_->node(node)->service().stats().store;
   coverage_["blocks fetched"] += fetches.blocks;
   coverage_["blocks given up"] += fetches.given_up;
+  coverage_["blocks of disks staged"] += fetches.staged_blocks;
+  coverage_["blocks of disks restored"] += fetches.restored_blocks;
+  coverage_["blocks of other nodes' disks"] += source.pending;
   coverage_["blocks retried"] += fetches.retried;
   coverage_["blocks too late for their lease"] += source.outlived;
   coverage_["blocks not confirmed"] += source.unconfirmed;
@@ -131,6 +141,7 @@ void NodesWorld::end_all() {
   note("the end begins");
   cluster_->network().set_faults({});
   cluster_->set_lost(0);
+  cluster_->set_disk_faults({});
   for (std::size_t i = 0; i < cluster_->size(); ++i) {
     if (cluster_->node(i) == nullptr) {
       cluster_->start(i);
@@ -194,7 +205,12 @@ void NodesWorld::give_back() {
     const engine::BlockStore::Stats now = stats(i);
     coverage_["leases given back at the end"] += now.leases_made - before[i].leases_made;
     if (now.claims + now.pins != 0) {
-      wrong(fmt::format("a request at node {} waits for blocks that have arrived", i));
+      const server::Staging* const staging = cluster_->node(i)->staging();
+      wrong(fmt::format(
+          "a request at node {} waits for blocks that have arrived: {} claims, {} pins, {} in "
+          "flight, {} batches, {} stagings",
+          i, now.claims, now.pins, now.in_flight, cluster_->node(i)->source().stats().batches,
+          staging == nullptr ? 0 : staging->stats().stagings));
     }
     if (now.leases == 0 && now.leases_expired == before[i].leases_expired) continue;
     wrong(fmt::format("of node {} {} leases are not given back", i,

@@ -67,6 +67,9 @@ NodesWorld::NodesWorld(std::uint64_t seed, kj::WaitScope& scope, NodesCoverage& 
   options.source.batch_bytes = harness::SimCluster::kPageBytes * (1 + pick(8));
   options.source.batches = chance(0.2) ? 2 : 256;
   options.fetches.deadline = chance(0.5) ? seconds(2) : seconds(60);
+  options.has_disks = chance(0.5);
+  if (chance(0.2)) options.staging.most = 2;
+  options.staging.deadline = options.fetches.deadline;
   options.source.lease = milliseconds(chance(0.5) ? 10000 : 1200 + pick(1000));
   options.on_read = [this](std::size_t node, const Fabric::Batch& batch) {
     for (const Fabric::Chunk& chunk : batch.chunks) {
@@ -264,6 +267,7 @@ void NodesWorld::cut_or_heal() {
 }
 
 void NodesWorld::change_faults() {
+  using harness::SimDisks;
   SimNetwork::Faults faults;
   if (chance(0.7)) {
     faults = {.broken = chance(0.3) ? 0.2 : 0,
@@ -271,6 +275,14 @@ void NodesWorld::change_faults() {
               .slow = chance(0.7) ? 0.4 : 0,
               .slowest = chance(0.5) ? Duration(seconds(15)) : Duration(milliseconds(5))};
   }
+  SimDisks::Faults disks;
+  if (chance(0.5)) {
+    disks = {.failed = chance(0.5) ? 0.1 : 0,
+             .slow = chance(0.5) ? 0.3 : 0,
+             .slowest = chance(0.5) ? Duration(seconds(15)) : Duration(milliseconds(5))};
+  }
+  cluster_->set_disk_faults(disks);
+  note("reads of disks fail {:.1f}, are slow {:.1f}", disks.failed, disks.slow);
   note("reads break {:.1f}, are wrong {:.1f}, slow {:.1f}", faults.broken, faults.corrupt,
        faults.slow);
   cluster_->network().set_faults(faults);

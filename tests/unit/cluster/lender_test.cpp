@@ -36,8 +36,8 @@ class PlayedLender final : public Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return its_life; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Route& route() const override { return route_; }
-  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
-                                          std::span<const BlockKey> wanted) override {
+  kj::Promise<Result<Prefix>> locate(const Bytes32& space,
+                                     std::span<const BlockKey> wanted) override {
     asked.push_back(wanted.size());
     CHECK(space.front() == std::byte{9});
     const std::vector<BlockKey> its = keys(has);
@@ -47,25 +47,31 @@ class PlayedLender final : public Lender {
            from[static_cast<std::ptrdiff_t>(found)] == wanted[found]) {
       ++found;
     }
-    if (asked.size() == fails_at) return Result<std::size_t>(fail(Errc::kTimeout, "played"));
+    if (asked.size() == fails_at) return Result<Prefix>(fail(Errc::kTimeout, "played"));
     if (answered) answered();
-    return Result<std::size_t>(found);
+    return Result<Prefix>(
+        Prefix{.blocks = found, .on_disks = {.blocks = std::min(found, on_disks)}});
   }
-  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
-                                                     std::span<const BlockKey> wanted) override {
+  kj::Promise<Result<Present>> locate_each(const Bytes32& space,
+                                           std::span<const BlockKey> wanted) override {
     CHECK(space.front() == std::byte{9});
-    if (fails_at != 0) return Result<std::vector<bool>>(fail(Errc::kTimeout, "played"));
+    if (fails_at != 0) return Result<Present>(fail(Errc::kTimeout, "played"));
     const std::vector<BlockKey> its = keys(has);
-    std::vector<bool> present;
+    Present present{.has = {}, .on_disks = {.blocks = on_disks}};
     for (const BlockKey& key : wanted) {
-      present.push_back(std::find(its.begin(), its.end(), key) != its.end());
+      present.has.push_back(std::find(its.begin(), its.end(), key) != its.end());
     }
-    return Result<std::vector<bool>>(std::move(present));
+    return Result<Present>(std::move(present));
   }
   kj::Promise<Result<LeaseGrant>> lease(const Bytes32&, std::span<const BlockKey>, std::size_t,
                                         std::chrono::milliseconds) override {
     return Result<LeaseGrant>(fail(Errc::kInternal, "no lease is expected here"));
   }
+  kj::Promise<Result<LeaseGrant>> lease_pending(const Staging&, std::chrono::milliseconds,
+                                                std::chrono::milliseconds) override {
+    return Result<LeaseGrant>(fail(Errc::kInternal, "no lease is expected here"));
+  }
+  void end_staging(std::uint64_t) override {}
   kj::Promise<Result<bool>> confirm(std::uint64_t, Duration) override { return Result<bool>(true); }
   kj::Promise<Result<Epoch>> reset(const Bytes32&, const Epoch& epoch, Duration) override {
     return Result<Epoch>(epoch);
@@ -75,6 +81,7 @@ class PlayedLender final : public Lender {
   void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
   std::size_t has;
+  std::size_t on_disks = 0;  ///< The most blocks on disks in each answer.
   bool ready = true;
   std::uint64_t its_life = 1;
   std::size_t fails_at = 0;  ///< Which question, from 1; 0: none.

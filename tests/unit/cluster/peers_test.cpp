@@ -393,17 +393,17 @@ TEST_SUITE("Peers") {
     Fixture f(2);
     const Bytes32 space{std::byte{1}};
     const std::vector<BlockKey> keys(1);
-    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 1);
+    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value().blocks == 1);
 
     const Epoch epoch = f.epochs.raise(space).value();
 
-    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 0);
+    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value().blocks == 0);
     CHECK(f.link().lease(space, keys, 1, seconds(1)).wait(f.io.waitScope).value().pages.empty());
     CHECK(f.theirs.locates == 1);
     CHECK(f.link().reset(space, epoch, seconds(1)).wait(f.io.waitScope).error().code ==
           Errc::kRefused);
     CHECK(f.link().confirm(1, seconds(1)).wait(f.io.waitScope).value());
-    CHECK(f.link().locate(Bytes32{std::byte{2}}, keys).wait(f.io.waitScope).value() == 1);
+    CHECK(f.link().locate(Bytes32{std::byte{2}}, keys).wait(f.io.waitScope).value().blocks == 1);
   }
 
   TEST_CASE("a peer without the feature is not asked for each block") {
@@ -420,11 +420,12 @@ TEST_SUITE("Peers") {
     Fixture f(kPeerWireMaximum, seconds(5), kSockets, PeerLink::Options().least_silence,
               kPeerLocatesEach);
     const std::vector<bool> middle = {false, true, false};
-    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == middle);
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value().has == middle);
     const Epoch newer = f.theirs.epochs.raise(space).value();
-    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == std::vector<bool>(3));
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value().has ==
+          std::vector<bool>(3));
     CHECK(f.epochs.of(space) == newer);
-    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value() == middle);
+    CHECK(f.link().locate_each(space, keys).wait(f.io.waitScope).value().has == middle);
   }
 
   TEST_CASE("a peer that reports more blocks than were asked for is given up") {
@@ -443,9 +444,9 @@ TEST_SUITE("Peers") {
     const std::vector<BlockKey> keys(1);
     const Epoch newer = f.theirs.epochs.raise(space).value();
 
-    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 0);
+    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value().blocks == 0);
     CHECK(f.epochs.of(space) == newer);
-    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value() == 1);
+    CHECK(f.link().locate(space, keys).wait(f.io.waitScope).value().blocks == 1);
   }
 
   TEST_CASE("a peer receives a reset that was made during its greeting") {

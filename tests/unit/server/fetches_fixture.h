@@ -42,31 +42,58 @@ class PlayedLender final : public cluster::Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Route& route() const override { return route_; }
-  kj::Promise<Result<std::size_t>> locate(const Bytes32& space,
-                                          std::span<const BlockKey> wanted) override {
-    return Result<std::size_t>(prefix(space, wanted));
+  kj::Promise<Result<Prefix>> locate(const Bytes32& space,
+                                     std::span<const BlockKey> wanted) override {
+    const std::size_t blocks = prefix(space, wanted);
+    return Result<Prefix>(Prefix{.blocks = blocks, .on_disks = on_disks(blocks)});
   }
-  kj::Promise<Result<std::vector<bool>>> locate_each(const Bytes32& space,
-                                                     std::span<const BlockKey> wanted) override {
+  kj::Promise<Result<Present>> locate_each(const Bytes32& space,
+                                           std::span<const BlockKey> wanted) override {
     each_asked.push_back(wanted.size());
-    std::vector<bool> present;
-    for (const BlockKey& key : wanted) present.push_back(!has || has(space, key));
-    return Result<std::vector<bool>>(std::move(present));
+    Present present;
+    for (const BlockKey& key : wanted) present.has.push_back(!has || has(space, key));
+    return Result<Present>(std::move(present));
   }
-  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> asked,
+  kj::Promise<Result<LeaseGrant>> lease(const Bytes32& space, std::span<const BlockKey> wants,
                                         std::size_t shards,
                                         std::chrono::milliseconds time) override {
     if (before_lease) before_lease();
-    const auto wanted = asked.first(std::min(most_per_lease, prefix(space, asked)));
+    const auto wanted = wants.first(std::min(most_per_lease, prefix(space, wants)));
     if (wanted.empty()) return Result<LeaseGrant>(LeaseGrant{});
-    ++leases;
-    LeaseGrant grant{.lease = leases, .granted = time, .pages = {}, .checksums = {}};
-    for (std::size_t i = 0; i < wanted.size() * shards; ++i) {
-      const BlockKey& key = wanted[i / shards];
+    const auto here = wanted.first(std::min(in_pool, wanted.size()));
+    LeaseGrant grant{.granted = time};
+    if (!here.empty()) grant.lease = ++leases;
+    for (std::size_t i = 0; i < here.size() * shards; ++i) {
+      const BlockKey& key = here[i / shards];
       grant.pages.push_back(page_of ? page_of(space, key) : static_cast<std::uint32_t>(i));
       if (checksum_of) grant.checksums.push_back(checksum_of(space, key, i % shards));
     }
+    grant.pending = on_disks(wanted.size());
+    if (grant.pending.blocks != 0) grant.staging = ++stagings;
     return Result<LeaseGrant>(std::move(grant));
+  }
+  kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging, std::chrono::milliseconds,
+                                                std::chrono::milliseconds) override {
+    asked = staging;
+    auto pair = kj::newPromiseAndFulfiller<Result<LeaseGrant>>();
+    pending_ = kj::mv(pair.fulfiller);
+    return kj::mv(pair.promise);
+  }
+  void end_staging(std::uint64_t number) override { ended_stagings.push_back(number); }
+  /// Answers lease_pending(): lends the next blocks, from page `page` on.
+  void lend_pending(std::size_t blocks, std::uint32_t page) {
+    LeaseGrant grant{.granted = std::chrono::seconds(10)};
+    if (blocks != 0) grant.lease = ++leases;
+    for (std::size_t i = 0; i < blocks * asked->shards; ++i) {
+      grant.pages.push_back(page + static_cast<std::uint32_t>(i));
+    }
+    grant.pending = {.blocks = asked->pending - blocks, .bytes_per_second = disk_rate};
+    if (grant.pending.blocks != 0) grant.staging = asked->number;
+    answer_pending(std::move(grant));
+  }
+  void answer_pending(Result<LeaseGrant> grant) {
+    asked.reset();
+    pending_->fulfill(std::move(grant));
   }
   kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
     confirmed.push_back(lease);
@@ -88,6 +115,14 @@ class PlayedLender final : public cluster::Lender {
       checksum_of;
   std::function<void()> before_lease;
   std::size_t most_per_lease = ~std::size_t{0};
+  std::size_t in_pool = ~std::size_t{0};  ///< Blocks of a lease before those that are on its disks.
+  std::uint64_t disk_rate = 0;            ///< As it reports.
+  std::uint64_t stagings = 0;
+  std::optional<Staging> asked;  ///< The request that lend_pending() answers.
+  std::vector<std::uint64_t> ended_stagings;
+  [[nodiscard]] OnDisks on_disks(std::size_t blocks) const {
+    return {.blocks = blocks - std::min(in_pool, blocks), .bytes_per_second = disk_rate};
+  }
   std::vector<std::size_t> each_asked;  ///< The numbers of keys of locate_each().
   std::uint64_t leases = 0;
   std::vector<std::uint64_t> released;
@@ -103,6 +138,7 @@ class PlayedLender final : public cluster::Lender {
     return static_cast<std::size_t>(missing - wanted.begin());
   }
 
+  kj::Own<kj::PromiseFulfiller<Result<LeaseGrant>>> pending_;
   std::string address_ = "played:1";
   Route route_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
 };
@@ -116,7 +152,10 @@ class PlayedLenders final : public cluster::Lenders {
     std::vector<Owner> found;
     for (std::size_t i = 0; i < lenders.size(); ++i) {
       PlayedLender& each = lenders.at((best + i) % lenders.size());
-      found.push_back({.peer = &each, .life = 1, .blocks = wanted.size()});
+      found.push_back({.peer = &each,
+                       .life = 1,
+                       .blocks = wanted.size(),
+                       .on_disks = each.on_disks(wanted.size())});
     }
     return found;
   }

@@ -1,0 +1,141 @@
+// Two real nodes, of which one has a disk: the other loads blocks that are only on that disk, and
+// compares every byte.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/support/nodes.h"
+#include "tests/support/server_process.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kPiece = 8 * 1024;
+constexpr std::size_t kBlocks = 200;
+/// The owner's pool has 128 blocks, of which 16 may be staged at once.
+const std::string kOwnerPool = "2mb";
+
+/// Two nodes: `owner` has a disk and a small pool, `reader` neither.
+struct Pair {
+  explicit Pair(std::vector<std::string> more = {})
+      : file(directory.path() / "cache"),
+        owner(node_options(at[0], at, with_disk(std::move(more)), kOwnerPool)),
+        reader(node_options(at[1], at)) {
+    REQUIRE(owner.metric_becomes(
+        "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"}", 1));
+    REQUIRE(sees(reader, at[0]));
+    REQUIRE(sees(owner, at[1]));
+    REQUIRE(owner.metric_becomes("pegaflow_ssd_waits_for_peers", 0));
+  }
+  [[nodiscard]] std::vector<std::string> with_disk(std::vector<std::string> more) const {
+    std::vector<std::string> options = {
+        "--ssd-cache-path",   file.string(), "--ssd-cache-capacity", "64mb",
+        "--ssd-segment-size", "1mb",         "--ssd-write-ahead",    "2mb"};
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+  }
+  [[nodiscard]] double written() const {
+    return owner.metric("pegaflow_ssd_written_blocks_total{disk=\"" + file.string() + "\"}");
+  }
+  /// Saves the blocks at the owner and empties its pool: from now on only the disk has them.
+  void save_to_disk(std::uint64_t first, std::size_t count) {
+    const double before = written();
+    CHECK_FALSE(at_owner().engine->save(numbers_from(first, count), blocks_from(0, count)).error);
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (written() < before + static_cast<double>(count)) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    }
+    empty_pool();
+  }
+  void empty_pool() const {
+    REQUIRE(owner.post("/cache/memory/cleanup").status == 200);
+    REQUIRE(owner.metric_becomes("pegaflow_cache_resident_blocks", 0));
+  }
+  EngineAt& at_owner() {
+    if (!owners_engine) owners_engine.emplace(owner, kPiece, kBlocks);
+    return *owners_engine;
+  }
+  EngineAt& at_reader() {
+    if (!readers_engine) readers_engine.emplace(reader, kPiece, kBlocks);
+    return *readers_engine;
+  }
+  /// Claims and loads the blocks at the reader, a part each time; returns how many were right.
+  std::size_t load(std::uint64_t first, std::size_t count, std::size_t part) {
+    std::size_t loaded = 0;
+    for (std::size_t done = 0; done < count; done += part) {
+      const auto claimed = at_reader().engine->claim(numbers_from(first + done, part));
+      REQUIRE(claimed);
+      if (claimed->blocks == 0) continue;
+      const Mover::Finished finished = at_reader().load_and_check(*claimed, first + done);
+      loaded += claimed->blocks - finished.failed_blocks.size();
+    }
+    return loaded;
+  }
+  void check_rest() const {
+    check_nothing_is_left(reader, std::nullopt);
+    check_nothing_is_left(owner, std::nullopt);
+    CHECK(owner.metric_becomes("pegaflow_ssd_staging_bytes", 0));
+    CHECK(owner.metric_becomes("pegaflow_leases", 0));
+  }
+
+  TemporaryDirectory directory;
+  std::filesystem::path file;
+  std::vector<std::string> at = node_addresses(2);
+  ServerProcess owner;
+  ServerProcess reader;
+  std::optional<EngineAt> owners_engine;
+  std::optional<EngineAt> readers_engine;
+};
+
+TEST_SUITE("nodes with disks") {
+  TEST_CASE("a node loads blocks that are only on another node's disk, byte for byte") {
+    Pair nodes;
+    nodes.save_to_disk(1000, 96);
+
+    CHECK(nodes.load(1000, 96, 12) == 96);
+
+    CHECK(nodes.owner.metric("pegaflow_ssd_staged_blocks_total") == 96);
+    CHECK(nodes.reader.metric("pegaflow_fetch_pending_blocks_total") == 96);
+    nodes.check_rest();
+    // The disk has them, so they were not written again.
+    CHECK(nodes.written() == 96);
+    CHECK(nodes.owner.metric("pegaflow_replica_blocks") > 0);
+  }
+
+  TEST_CASE("a prompt of which a part is in the pool and a part on the disk is one prefix") {
+    Pair nodes;
+    nodes.save_to_disk(2000, 24);
+    // The engine of the owner brings every third block back.
+    for (std::uint64_t number = 2000; number < 2024; number += 3) {
+      const auto claimed = nodes.at_owner().engine->claim({number});
+      REQUIRE(claimed);
+      CHECK(nodes.at_owner().load_and_check(*claimed, number).failed_blocks.empty());
+    }
+
+    const auto found = nodes.at_reader().engine->lookup(numbers_from(2000, 24));
+    REQUIRE(found);
+    CHECK(found->blocks == 24);
+    CHECK(nodes.load(2000, 24, 12) == 24);
+    nodes.check_rest();
+  }
+
+  TEST_CASE("of a prompt that is longer than the part of the pool for it, the head is loaded") {
+    Pair nodes;
+    nodes.save_to_disk(3000, 96);
+
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(3000, 96));
+    REQUIRE(claimed);
+    CHECK(claimed->blocks >= 16);
+    CHECK(nodes.at_reader().load_and_check(*claimed, 3000).failed_blocks.empty());
+    nodes.check_rest();
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
