@@ -471,8 +471,11 @@ void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes
   page.begin(Type::Histogram, "fetch_duration_seconds",
              "Duration of reads from other nodes, one for each batch");
   page.histogram(source.duration, {});
-  page.gauge("replica_blocks", "Sealed blocks that came from other nodes", store.replicas);
-  page.counter("replica_evictions_total", "Evicted blocks that came from other nodes",
+  page.gauge("replica_blocks",
+             "Sealed blocks that came from other nodes, or from disks for other nodes",
+             store.replicas);
+  page.counter("replica_evictions_total",
+               "Evicted blocks that came from other nodes, or from disks for other nodes",
                store.evicted_replicas);
   page.gauge("leases", "Leases of other nodes", number(store.leases));
   page.gauge("lent_bytes", "Bytes of blocks lent to other nodes, counted once for each lease",

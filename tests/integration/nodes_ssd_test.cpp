@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <doctest/doctest.h>
 
+#include "base/os/unique_fd.h"
 #include "tests/support/nodes.h"
 #include "tests/support/server_process.h"
 #include "transport/host/host_device.h"
@@ -21,11 +26,31 @@ constexpr std::size_t kBlocks = 200;
 /// The owner's pool has 128 blocks, of which 16 may be staged at once.
 const std::string kOwnerPool = "2mb";
 
+/// Reads of a disk that hang: see tests/support/hanging_reads.cpp.
+class HangingReads {
+ public:
+  HangingReads() {
+    std::ofstream(path()).flush();
+    file_ = UniqueFd(::open(path().c_str(), O_RDONLY | O_CLOEXEC));
+    REQUIRE(file_.get() >= 0);
+  }
+  [[nodiscard]] std::string path() const { return (directory_.path() / "lock").string(); }
+  [[nodiscard]] std::vector<std::string> command() const {
+    return {"env", "LD_PRELOAD=" PEGA_HANGING_READS, "PEGA_TEST_READS_HANG=" + path()};
+  }
+  void begin() const { REQUIRE(::flock(file_.get(), LOCK_EX) == 0); }
+  void end() const { REQUIRE(::flock(file_.get(), LOCK_UN) == 0); }
+
+ private:
+  TemporaryDirectory directory_;
+  UniqueFd file_;
+};
+
 /// Two nodes: `owner` has a disk and a small pool, `reader` neither.
 struct Pair {
-  explicit Pair(std::vector<std::string> more = {})
+  explicit Pair(const HangingReads* hanging = nullptr)
       : file(directory.path() / "cache"),
-        owner(node_options(at[0], at, with_disk(std::move(more)), kOwnerPool)),
+        owner(owner_options(hanging)),
         reader(node_options(at[1], at)) {
     REQUIRE(owner.metric_becomes(
         "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"}", 1));
@@ -33,11 +58,16 @@ struct Pair {
     REQUIRE(sees(owner, at[1]));
     REQUIRE(owner.metric_becomes("pegaflow_ssd_waits_for_peers", 0));
   }
-  [[nodiscard]] std::vector<std::string> with_disk(std::vector<std::string> more) const {
-    std::vector<std::string> options = {
+  [[nodiscard]] ServerProcess::Options owner_options(const HangingReads* hanging) const {
+    std::vector<std::string> disk = {
         "--ssd-cache-path",   file.string(), "--ssd-cache-capacity", "64mb",
         "--ssd-segment-size", "1mb",         "--ssd-write-ahead",    "2mb"};
-    options.insert(options.end(), more.begin(), more.end());
+    // The owner gives up sooner than the reader.
+    if (hanging != nullptr) {
+      disk.insert(disk.end(), {"--ssd-io", "threads", "--fetch-deadline", "1s"});
+    }
+    ServerProcess::Options options = node_options(at[0], at, std::move(disk), kOwnerPool);
+    if (hanging != nullptr) options.command_prefix = hanging->command();
     return options;
   }
   [[nodiscard]] double written() const {
@@ -133,6 +163,93 @@ TEST_SUITE("nodes with disks") {
     REQUIRE(claimed);
     CHECK(claimed->blocks >= 16);
     CHECK(nodes.at_reader().load_and_check(*claimed, 3000).failed_blocks.empty());
+    nodes.check_rest();
+  }
+
+  TEST_CASE("a file that is cut under the owner gives misses at the reader, and no wrong byte") {
+    Pair nodes;
+    nodes.save_to_disk(4000, 120);
+    std::filesystem::resize_file(nodes.file, 2 << 20);
+
+    CHECK(nodes.load(4000, 120, 12) < 120);
+    nodes.check_rest();
+    // Both nodes go on.
+    CHECK_FALSE(nodes.at_owner().engine->save(numbers_from(9000, 12), blocks_from(0, 12)).error);
+    CHECK(nodes.load(9000, 12, 12) == 12);
+  }
+
+  TEST_CASE("a disk of the owner that hangs gives misses at the reader, in time") {
+    const HangingReads reads;
+    Pair nodes(&reads);
+    nodes.save_to_disk(5000, 12);
+    reads.begin();
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(5000, 12));
+    REQUIRE(claimed);
+    REQUIRE(claimed->blocks == 12);
+
+    const Mover::Finished loaded = nodes.at_reader().load_and_check(*claimed, 5000);
+    CHECK(loaded.failed_blocks.size() == 12);
+    check_nothing_is_left(nodes.reader, std::nullopt);
+    // While the disk hangs, the owner keeps the slots to which it may still write, and offers
+    // nothing that is on it.
+    CHECK(nodes.owner.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 12));
+    CHECK(nodes.load(5000, 12, 12) == 0);
+    CHECK_FALSE(nodes.at_owner().engine->save(numbers_from(9000, 12), blocks_from(0, 12)).error);
+    CHECK(nodes.load(9000, 12, 12) == 12);
+
+    reads.end();
+    CHECK(nodes.owner.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+    CHECK(nodes.load(5000, 12, 12) == 12);
+    nodes.check_rest();
+  }
+
+  TEST_CASE("a reset while the owner reads blocks for another node drops them at both") {
+    const HangingReads reads;
+    Pair nodes(&reads);
+    nodes.save_to_disk(6000, 12);
+    reads.begin();
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(6000, 12));
+    REQUIRE(claimed);
+    REQUIRE(claimed->blocks == 12);
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_ssd_reads_in_flight", 12));
+
+    REQUIRE(nodes.at_reader().engine->session().reset_cache(kHang));
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_namespace_resets_total{origin=\"peer\"}", 1));
+    reads.end();
+
+    const Mover::Finished loaded = nodes.at_reader().load_and_check(*claimed, 6000);
+    CHECK(loaded.failed_blocks.size() == 12);
+    CHECK(nodes.load(6000, 12, 12) == 0);
+    const auto found = nodes.at_owner().engine->lookup(numbers_from(6000, 12));
+    REQUIRE(found);
+    CHECK(found->blocks == 0);
+    nodes.check_rest();
+  }
+
+  TEST_CASE("a reader that is killed ends what the owner reads for it") {
+    const HangingReads reads;
+    Pair nodes(&reads);
+    nodes.save_to_disk(7000, 12);
+    reads.begin();
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(7000, 12));
+    REQUIRE(claimed);
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_ssd_staging_bytes", 12 * 2 * kPiece));
+
+    nodes.reader.kill();
+    CHECK(nodes.owner.metric_becomes("pegaflow_ssd_staging_bytes", 0));
+    CHECK(nodes.owner.metric_becomes("pegaflow_claims", 0));
+    reads.end();
+    check_nothing_is_left(nodes.owner, std::nullopt);
+  }
+
+  TEST_CASE("an owner that is stopped while it reads for another node is a miss there") {
+    Pair nodes;
+    nodes.save_to_disk(8000, 96);
+    nodes.owner.signal(SIGSTOP);
+    CHECK(nodes.load(8000, 12, 12) == 0);
+    nodes.owner.signal(SIGCONT);
+    REQUIRE(sees(nodes.reader, nodes.at[0]));
+    CHECK(nodes.load(8000, 96, 12) == 96);
     nodes.check_rest();
   }
 }

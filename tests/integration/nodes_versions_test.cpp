@@ -174,6 +174,37 @@ struct Owner {
 };
 
 TEST_SUITE("a node of peer version 2") {
+  TEST_CASE("it sees the blocks of the pool, and none that are only on a disk") {
+    TemporaryDirectory directory;
+    const std::string file = (directory.path() / "cache").string();
+    const std::vector<std::string> at = node_addresses(1);
+    const std::vector<std::string> disk = {
+        "--ssd-cache-path",   file,  "--ssd-cache-capacity", "32mb",
+        "--ssd-segment-size", "1mb", "--ssd-write-ahead",    "1mb"};
+    const ServerProcess server(node_options(at[0], {}, disk, "1mb"));
+    REQUIRE(
+        server.metric_becomes("pegaflow_ssd_disk_state{disk=\"" + file + "\",state=\"ready\"}", 1));
+    Engine engine(server, "model");
+    engine.save(kBlocks);
+    REQUIRE(
+        server.metric_becomes("pegaflow_ssd_written_blocks_total{disk=\"" + file + "\"}", kBlocks));
+    kj::AsyncIoContext io = kj::setupAsyncIo();
+    OldReader reader(io, at[0]);
+    REQUIRE(reader.enter() == 2);
+    const std::vector<BlockKey> keys = numbered_keys(numbers_from(1, kBlocks));
+    CHECK(reader.locate(space_of("model"), keys) == kBlocks);
+
+    REQUIRE(server.post("/cache/memory/cleanup").status == 200);
+    REQUIRE(server.metric_becomes("pegaflow_cache_resident_blocks", 0));
+
+    REQUIRE(engine->lookup(numbers_from(1, kBlocks)).value().blocks == kBlocks);
+    CHECK(reader.locate(space_of("model"), keys) == 0);
+    const LeaseGrant grant = reader.lease(space_of("model"), keys);
+    CHECK(grant.pages.empty());
+    CHECK(grant.staging == 0);
+    CHECK(server.metric("pegaflow_ssd_staged_blocks_total") == 0);
+  }
+
   TEST_CASE("it is admitted, finds and reads blocks, and waits for saves") {
     Owner owner;
     OldReader reader(owner.io, owner.at[0]);

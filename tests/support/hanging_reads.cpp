@@ -1,0 +1,31 @@
+// To be preloaded into a server whose disks are read by threads (--ssd-io threads): reads hang
+// while another process has the lock of the file that $PEGA_TEST_READS_HANG names.
+#include <cstdlib>
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace {
+
+void wait_for_the_lock() {
+  const char* const name = std::getenv("PEGA_TEST_READS_HANG");
+  const int file = name == nullptr ? -1 : ::open(name, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  ::flock(file, LOCK_SH);
+  ::close(file);
+}
+
+}  // namespace
+
+// With offsets of 64 bits its symbol is preadv64v2, here as in the server.
+extern "C" __attribute__((visibility("default"))) ssize_t preadv2(int fd, const iovec* memory,
+                                                                  int count, off_t offset,
+                                                                  int flags) {
+  using Read = ssize_t (*)(int, const iovec*, int, off_t, int);
+  static const auto kRead = reinterpret_cast<Read>(::dlsym(RTLD_NEXT, "preadv64v2"));
+  wait_for_the_lock();
+  return kRead(fd, memory, count, offset, flags);
+}
