@@ -52,8 +52,7 @@ struct Pair {
       : file(directory.path() / "cache"),
         owner(owner_options(hanging)),
         reader(node_options(at[1], at)) {
-    REQUIRE(owner.metric_becomes(
-        "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"}", 1));
+    REQUIRE(disk_is_ready(owner, file));
     REQUIRE(sees(reader, at[0]));
     REQUIRE(sees(owner, at[1]));
     REQUIRE(owner.metric_becomes("pegaflow_ssd_waits_for_peers", 0));

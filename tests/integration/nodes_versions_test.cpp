@@ -182,8 +182,7 @@ TEST_SUITE("a node of peer version 2") {
         "--ssd-cache-path",   file,  "--ssd-cache-capacity", "32mb",
         "--ssd-segment-size", "1mb", "--ssd-write-ahead",    "1mb"};
     const ServerProcess server(node_options(at[0], {}, disk, "1mb"));
-    REQUIRE(
-        server.metric_becomes("pegaflow_ssd_disk_state{disk=\"" + file + "\",state=\"ready\"}", 1));
+    REQUIRE(disk_is_ready(server, file));
     Engine engine(server, "model");
     engine.save(kBlocks);
     REQUIRE(

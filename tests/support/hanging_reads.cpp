@@ -25,7 +25,7 @@ extern "C" __attribute__((visibility("default"))) ssize_t preadv2(int fd, const 
                                                                   int count, off_t offset,
                                                                   int flags) {
   using Read = ssize_t (*)(int, const iovec*, int, off_t, int);
-  static const auto kRead = reinterpret_cast<Read>(::dlsym(RTLD_NEXT, "preadv64v2"));
+  static const auto read_now = reinterpret_cast<Read>(::dlsym(RTLD_NEXT, "preadv64v2"));
   wait_for_the_lock();
-  return kRead(fd, memory, count, offset, flags);
+  return read_now(fd, memory, count, offset, flags);
 }

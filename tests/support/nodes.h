@@ -105,6 +105,17 @@ inline bool sees_no_more(const ServerProcess& server, const std::string& address
   return server.metric_becomes(fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", address), 0);
 }
 
+/// Waits until the server has scanned the disk with that file. Before that another state is shown.
+inline bool disk_is_ready(const ServerProcess& server, const std::filesystem::path& file) {
+  const std::string ready =
+      "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"} 1\n";
+  const auto end = std::chrono::steady_clock::now() + kHang;
+  while (server.get("/metrics").body.find(ready) == std::string::npos) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+  }
+  return true;
+}
+
 /// Waits until `server` holds nothing of its fetches and loans, and has one connection of each of
 /// the `dialers`, if their number is given.
 inline void check_nothing_is_left(const ServerProcess& server, std::optional<double> dialers) {
