@@ -197,9 +197,13 @@ class BlockStore {
   /// As present_each(), of the blocks that a claim, pin or lease holds.
   [[nodiscard]] std::uint64_t held_each(SpaceId space, std::span<const BlockKey> keys) const;
 
-  /// Counts a lookup that its caller answered from present_each(): the first `found` of `keys` were
-  /// found, and each other one is a miss, of its own reason or, if it is present, kBehindHole.
-  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found);
+  /// Counts a lookup that its caller answered from present() or present_each(): the first `found`
+  /// of `keys` were found. Each other one is a miss: the `elsewhere` behind them of kOtherTier,
+  /// then those that are present of kBehindHole, and the others of their own reasons.
+  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                   std::size_t elsewhere = 0);
+  /// A tier has lost a block, for this reason (kEvicted to kDiskFailed). For lookups that miss it.
+  void note_lost(SpaceId space, const BlockKey& key, Miss why);
 
   /// Claims the longest sealed prefix of `keys` within the limits, under `token`. Makes the blocks
   /// recent. Returns the number of claimed blocks; with 0 no claim exists.

@@ -213,8 +213,13 @@ std::uint64_t BlockStore::held_each(SpaceId space, std::span<const BlockKey> key
   return impl_->reader.held_each(space, keys);
 }
 
-void BlockStore::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
-  impl_->reader.note_lookup(space, keys, found);
+void BlockStore::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                             std::size_t elsewhere) {
+  impl_->reader.note_lookup(space, keys, found, elsewhere);
+}
+
+void BlockStore::note_lost(SpaceId space, const BlockKey& key, Miss why) {
+  impl_->blocks.remember_loss(space, key, why);
 }
 
 Result<std::size_t> BlockStore::claim(HolderId holder, SpaceId space,

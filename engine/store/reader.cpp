@@ -8,21 +8,24 @@ namespace pegaflow::engine {
 
 std::size_t Reader::lookup(SpaceId space, std::span<const BlockKey> keys) {
   const std::size_t found = present(space, keys);
-  count_lookup(space, keys, found, found);
+  count_lookup(space, keys, found, 0, 0);
   return found;
 }
 
-void Reader::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found) {
-  count_lookup(space, keys, found, found + present(space, keys.subspan(found)));
+void Reader::note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                         std::size_t elsewhere) {
+  count_lookup(space, keys, found, elsewhere, present(space, keys.subspan(found + elsewhere)));
 }
 
 void Reader::count_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
-                          std::size_t readable) {
+                          std::size_t elsewhere, std::size_t readable) {
+  const auto missing = keys.subspan(found + elsewhere);
+  counted_.misses[static_cast<std::size_t>(Miss::kOtherTier)] += elsewhere;
   if (const Space* const where = spaces_.live(space); where == nullptr) {
-    counted_.misses[static_cast<std::size_t>(Miss::kReset)] += keys.size();
+    counted_.misses[static_cast<std::size_t>(Miss::kReset)] += missing.size();
   } else {
-    counted_.misses[static_cast<std::size_t>(Miss::kBehindHole)] += readable - found;
-    if (readable != keys.size()) count_misses(*where, keys.subspan(readable));
+    counted_.misses[static_cast<std::size_t>(Miss::kBehindHole)] += readable;
+    if (readable != missing.size()) count_misses(*where, missing.subspan(readable));
   }
   ++counted_.lookups;
   counted_.lookup_hits += found;

@@ -41,7 +41,8 @@ class Reader {
   [[nodiscard]] std::size_t present(SpaceId space, std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t present_each(SpaceId space, std::span<const BlockKey> keys) const;
   [[nodiscard]] std::uint64_t held_each(SpaceId space, std::span<const BlockKey> keys) const;
-  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found);
+  void note_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
+                   std::size_t elsewhere);
 
   Result<std::size_t> claim(HolderId holder, SpaceId space, std::span<const BlockKey> keys,
                             const Id128& token);
@@ -89,10 +90,10 @@ class Reader {
     std::uint64_t claims_shortened = 0;
   };
 
-  /// Counts a lookup that found the first `found` keys; those behind them up to `readable` are
-  /// present.
+  /// Counts a lookup that found the first `found` keys; the `elsewhere` keys behind them are in
+  /// other tiers, and the `readable` ones behind those are present.
   void count_lookup(SpaceId space, std::span<const BlockKey> keys, std::size_t found,
-                    std::size_t readable);
+                    std::size_t elsewhere, std::size_t readable);
   /// Checks that a new claim may have the token. Errors: kInvalidArgument.
   [[nodiscard]] Result<void> check_unused(const Id128& token) const;
   /// Counts the reasons why the keys from the first miss of a lookup on were not found.

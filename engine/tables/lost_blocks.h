@@ -24,17 +24,19 @@ enum class Miss : std::uint8_t {
   kNoRoom,      ///< A save offered it, and no frame could be freed.
   kSaveFailed,  ///< A save began and was abandoned or forgotten, or its writer was lost.
   kCorrupt,     ///< Its bytes were wrong.
+  kDiskFailed,  ///< A disk had it, and did not deliver it.
   kBeingSaved,  ///< Its save is in progress.
   kBehindHole,  ///< It is present, but of no use: a block before it is missing.
   kInFlight,    ///< It is being fetched.
+  kOtherTier,   ///< A disk or another node has it, and offers it in place of the pool.
 };
-inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kInFlight) + 1;
+inline constexpr std::size_t kMissCount = static_cast<std::size_t>(Miss::kOtherTier) + 1;
 using MissCounts = std::array<std::uint64_t, kMissCount>;
 
 constexpr std::string_view to_string(Miss why) noexcept {
   constexpr std::array<std::string_view, kMissCount> kNames = {
-      "new",         "evicted", "cleanup",     "reset",       "no_room",
-      "save_failed", "corrupt", "being_saved", "behind_hole", "coming"};
+      "new",     "evicted",     "cleanup",     "reset",       "no_room", "save_failed",
+      "corrupt", "disk_failed", "being_saved", "behind_hole", "coming",  "other_tier"};
   return kNames[static_cast<std::size_t>(why)];
 }
 
@@ -54,7 +56,7 @@ class LostBlocks {
     return LostBlocks(std::move(cells));
   }
 
-  /// `hash` has 64 good bits; `why` is kEvicted to kCorrupt.
+  /// `hash` has 64 good bits; `why` is kEvicted to kDiskFailed.
   void remember(std::uint64_t hash, Miss why) noexcept {
     cells_[place(hash)] = tag(hash) | static_cast<std::uint32_t>(why);
   }
@@ -69,6 +71,7 @@ class LostBlocks {
 
  private:
   static constexpr std::uint32_t kReason = 7;  ///< The low bits of a cell; 0 is an empty one.
+  static_assert(static_cast<std::uint32_t>(Miss::kDiskFailed) <= kReason);
 
   explicit LostBlocks(ZeroPages<std::uint32_t> cells) noexcept : cells_(std::move(cells)) {}
   [[nodiscard]] std::size_t place(std::uint64_t hash) const noexcept {

@@ -105,7 +105,7 @@ engine::SpaceId CacheService::space_of(const Instance& instance, std::size_t kin
 // ---- calls of a scheduler
 
 Result<CacheService::Found> CacheService::lookup(const Id128& connection,
-                                                 std::span<const BlockKey> keys) {
+                                                 std::span<const BlockKey> keys, Counted when) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   if (!serves(instance)) {
@@ -113,9 +113,17 @@ Result<CacheService::Found> CacheService::lookup(const Id128& connection,
     return Found{};
   }
   const engine::SpaceId space = space_of(instance);
-  const std::size_t blocks = store_->lookup(space, keys);
+  const std::size_t blocks =
+      when == Counted::kNow ? store_->lookup(space, keys) : store_->present(space, keys);
   demand_->requested(space, keys, blocks, instance.block_bytes.front());
   return Found{.blocks = blocks, .complete = true};
+}
+
+void CacheService::note_lookup(const Id128& connection, std::span<const BlockKey> keys,
+                               std::size_t found, std::size_t elsewhere) {
+  if (const auto caller = member(connection)) {
+    store_->note_lookup(space_of(*(*caller)->instance), keys, found, elsewhere);
+  }
 }
 
 Result<CacheService::Found> CacheService::claim(const Id128& connection, const Id128& token,

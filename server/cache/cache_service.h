@@ -159,8 +159,16 @@ class CacheService {
     std::size_t blocks = 0;
     bool complete = false;  ///< All ranks of the instance are connected; else all is a miss.
   };
+  /// When a lookup is counted: kLater until its caller has searched other tiers for the blocks that
+  /// are not in the pool, so that each missing block has one reason over all tiers.
+  enum class Counted : bool { kNow, kLater };
   /// Errors: kInvalidArgument before attach or register; kGone.
-  Result<Found> lookup(const Id128& connection, std::span<const BlockKey> keys);
+  Result<Found> lookup(const Id128& connection, std::span<const BlockKey> keys,
+                       Counted when = Counted::kNow);
+  /// Counts a lookup that found the first `found` of `keys`, and the `elsewhere` behind them in
+  /// other tiers. Does nothing for a connection that has ended.
+  void note_lookup(const Id128& connection, std::span<const BlockKey> keys, std::size_t found,
+                   std::size_t elsewhere);
   /// Errors: as lookup(), and those of the store.
   Result<Found> claim(const Id128& connection, const Id128& token, std::span<const BlockKey> keys);
   /// The number of keys of one claim() or claim_more(), and of blocks that open() returns at once:
@@ -190,7 +198,11 @@ class CacheService {
   /// has `local_units` itself. Errors: as lookup(); kInvalidArgument when they are not a multiple
   /// of the alignment.
   Result<Restorable> restorable(const Id128& connection, std::span<const BlockKey> units,
-                                std::size_t local_units);
+                                std::size_t local_units, Counted when = Counted::kNow);
+  /// As note_lookup(), in units: a prefix of `found` units is restorable from the pool, and one of
+  /// `reachable` with other tiers.
+  void note_restorable(const Id128& connection, std::span<const BlockKey> units,
+                       std::size_t local_units, std::size_t found, std::size_t reachable);
   /// Claims the blocks of the longest restorable prefix that the limits allow, all of them or none.
   /// The claims on the kinds end together. Errors: as restorable(), and those of the store.
   Result<Restorable> claim_restorable(const Id128& connection, const Id128& token,
@@ -390,6 +402,8 @@ class CacheService {
   };
   /// The block of a frame; no value unless it is sealed, findable and no replica.
   [[nodiscard]] std::optional<Stored> stored(engine::FrameIndex frame) const;
+  /// A disk did not deliver this block, which is not found there again.
+  void note_disk_failed(const engine::ssd::Origin& origin, const BlockKey& key);
   /// The bytes of a stored block are not those of its writer: it is not found again.
   void invalidate(engine::FrameIndex frame);
   /// Whose blocks have this name now; no value for a name that no engine has registered here.
@@ -526,9 +540,15 @@ class CacheService {
   [[nodiscard]] Result<void> check_kind(const Instance& instance, std::size_t kind) const;
   [[nodiscard]] Result<std::uint64_t> local_tokens(const Instance& instance,
                                                    std::size_t local_units) const;
-  /// A lookup over several kinds found a prefix of `tokens`, beyond the engine's `local`; 0: none.
-  void count_lookup(const Instance& instance, std::span<const BlockKey> units, std::uint64_t local,
-                    std::uint64_t tokens);
+  /// The blocks of kind 0, which stands for all, that a lookup over several kinds asks for.
+  struct FirstKind {
+    std::vector<BlockKey> keys;
+    std::size_t found = 0;      ///< In a restorable prefix of `tokens`; 0: there is none.
+    std::size_t elsewhere = 0;  ///< The blocks behind them up to `reachable_tokens`.
+  };
+  [[nodiscard]] static FirstKind first_kind(const Instance& instance,
+                                            std::span<const BlockKey> units, std::uint64_t local,
+                                            std::uint64_t tokens, std::uint64_t reachable_tokens);
   Result<bool> claim_all(const Client& caller, const Id128& token, std::span<const BlockKey> units,
                          const Restorable& wanted);
   void unclaim_kinds(const Client& client, const Id128& token);

@@ -160,7 +160,7 @@ Result<bool> CacheService::has_kinds(const Id128& connection) {
 
 Result<CacheService::Restorable> CacheService::restorable(const Id128& connection,
                                                           std::span<const BlockKey> units,
-                                                          std::size_t local_units) {
+                                                          std::size_t local_units, Counted when) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY_LET(const std::uint64_t local, local_tokens(instance, local_units));
@@ -170,7 +170,9 @@ Result<CacheService::Restorable> CacheService::restorable(const Id128& connectio
   }
   PromptSearch search(*this, instance, units, local);
   const std::uint64_t tokens = search.longest();
-  count_lookup(instance, units, local, tokens);
+  const FirstKind blocks = first_kind(instance, units, local, tokens, tokens);
+  if (when == Counted::kNow) store_->note_lookup(space_of(instance), blocks.keys, blocks.found);
+  demand_->requested(space_of(instance), blocks.keys, blocks.found, instance.block_bytes.front());
   if (const auto& shortened = search.shortened()) {
     KindStats& by_kind = counted(instance, shortened->kind);
     ++by_kind.shortened_lookups;
@@ -179,19 +181,36 @@ Result<CacheService::Restorable> CacheService::restorable(const Id128& connectio
   return search.restorable(tokens);
 }
 
-void CacheService::count_lookup(const Instance& instance, std::span<const BlockKey> units,
-                                std::uint64_t local, std::uint64_t tokens) {
-  // Kind 0 stands for all: a block of it that is present but not restorable is behind a hole.
+void CacheService::note_restorable(const Id128& connection, std::span<const BlockKey> units,
+                                   std::size_t local_units, std::size_t found,
+                                   std::size_t reachable) {
+  const auto caller = member(connection);
+  if (!caller || (*caller)->instance->rules.kinds.empty()) return;
+  const Instance& instance = *(*caller)->instance;
+  const auto local = local_tokens(instance, local_units);
+  if (!local) return;
+  const std::uint64_t unit = instance.rules.unit_tokens;
+  const FirstKind blocks = first_kind(instance, units, *local, found * unit, reachable * unit);
+  store_->note_lookup(space_of(instance), blocks.keys, blocks.found, blocks.elsewhere);
+}
+
+CacheService::FirstKind CacheService::first_kind(const Instance& instance,
+                                                 std::span<const BlockKey> units,
+                                                 std::uint64_t local, std::uint64_t tokens,
+                                                 std::uint64_t reachable_tokens) {
+  // A block of kind 0 that is present but not restorable is behind a hole.
   const std::uint64_t block = instance.rules.kinds.front().block_tokens;
   const std::size_t blocks = units.size() * instance.rules.unit_tokens / block;
   const std::size_t first = std::min<std::size_t>(blocks, local / block);
+  const auto behind_first = [&](std::uint64_t length) -> std::size_t {
+    return length / block <= first ? 0 : length / block - first;
+  };
   std::vector<BlockKey> scratch;
   const auto keys = engine::UnitKeys(instance.rules, units)
                         .of(0, {.first = first, .count = blocks - first}, scratch);
-  const std::size_t found = tokens == 0 ? 0 : tokens / block - first;
-  const engine::SpaceId space = space_of(instance);
-  store_->note_lookup(space, keys, found);
-  demand_->requested(space, keys, found, instance.block_bytes.front());
+  FirstKind made{.keys = {keys.begin(), keys.end()}, .found = behind_first(tokens)};
+  made.elsewhere = behind_first(std::max(tokens, reachable_tokens)) - made.found;
+  return made;
 }
 
 Result<CacheService::Restorable> CacheService::claim_restorable(const Id128& connection,

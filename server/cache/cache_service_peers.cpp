@@ -290,6 +290,12 @@ std::optional<CacheService::Stored> CacheService::stored(engine::FrameIndex fram
   return std::nullopt;
 }
 
+void CacheService::note_disk_failed(const engine::ssd::Origin& origin, const BlockKey& key) {
+  // After a reset the block is lost for that reason.
+  if (origin_of(origin.name) != origin) return;
+  store_->note_lost(kind_called(origin.name)->space, key, engine::Miss::kDiskFailed);
+}
+
 void CacheService::invalidate(engine::FrameIndex frame) {
   if (store_->invalidate(frame)) ++counted_.corrupt_pages;
 }

@@ -76,6 +76,9 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// Whether blocks can be in flight, so that an open() may have to wait.
   [[nodiscard]] bool has_source() const noexcept { return source_ != nullptr; }
 
+  /// Whether other tiers can be searched now: reach() may find more than the pool has.
+  [[nodiscard]] bool may_reach() const { return source_ != nullptr && source_->is_ready(); }
+
   /// Returns the length of the prefix of `keys`, none of which is local, that the best owner has.
   /// Returns no promise when no owner can be queried, so that purely local lookups stay cheap.
   kj::Maybe<kj::Promise<std::size_t>> reach(const Id128& connection,

@@ -126,11 +126,13 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> lookup(LookupContext call) override {
     const Measured measured(context_, Method::kLookup);
     if (has_kinds()) return lookup_kinds(call, measured);
+    using Counted = CacheService::Counted;
+    const Counted when = fetches_.may_reach() ? Counted::kLater : Counted::kNow;
     std::span<const BlockKey> keys;
     const auto found =
         read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> read) {
           keys = read;
-          return service_.lookup(connection_, keys);
+          return service_.lookup(connection_, keys, when);
         });
     // A lookup has no error on the wire: without an instance, or with invalid keys, it misses.
     auto results = call.getResults(capnp::MessageSize{4, 0});
@@ -140,11 +142,17 @@ class SessionImpl final : public wire::Session::Server {
     }
     if (found && found->complete && found->blocks != keys.size()) {
       KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks))) {
-        return reach->then([this, call, measured, found](std::size_t reachable) mutable {
-          call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
-          return finish(measured, found);
-        });
+        return reach->then(
+            [this, call, measured, found, keys = std::vector<BlockKey>(keys.begin(), keys.end())](
+                std::size_t reachable) mutable {
+              call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
+              service_.note_lookup(connection_, keys, found->blocks, reachable);
+              return finish(measured, found);
+            });
       }
+    }
+    if (found && found->complete && when == Counted::kLater) {
+      service_.note_lookup(connection_, keys, found->blocks, 0);
     }
     return finish(measured, found);
   }
@@ -426,9 +434,11 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> lookup_kinds(LookupContext& call, const Measured& measured) {
     const std::size_t local = call.getParams().getLocalUnits();
+    using Counted = CacheService::Counted;
+    const Counted when = fetches_.may_reach() ? Counted::kLater : Counted::kNow;
     const auto found =
         read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> units) {
-          return service_.restorable(connection_, units, local);
+          return service_.restorable(connection_, units, local, when);
         });
     auto results = call.getResults(capnp::MessageSize{4, 0});
     if (found) {
@@ -439,11 +449,17 @@ class SessionImpl final : public wire::Session::Server {
       // They were read once, so they can be read again.
       const auto units = read_keys(call.getParams(), context_.keys).value();
       KJ_IF_MAYBE (reach, fetches_.reach_kinds(connection_, units, local)) {
-        return reach->then([this, call, measured, found](std::size_t reachable) mutable {
+        return reach->then([this, call, measured, found, local,
+                            units = std::vector<BlockKey>(units.begin(), units.end())](
+                               std::size_t reachable) mutable {
           const std::size_t more = std::max(reachable, found->units) - found->units;
           call.getResults().setReachable(static_cast<std::uint32_t>(more));
+          service_.note_restorable(connection_, units, local, found->units, reachable);
           return finish(measured, found);
         });
+      }
+      if (when == Counted::kLater) {
+        service_.note_restorable(connection_, units, local, found->units, 0);
       }
     }
     return finish(measured, found);

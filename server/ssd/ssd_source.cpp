@@ -242,6 +242,9 @@ void SsdSource::ended(std::uint64_t number, SsdDisk::Loaded&& loaded) {
   std::vector<Block> blocks;
   blocks.push_back(std::move(reading->block));
   if (loaded.proven) rate_->arrived(reading->bytes, reading->since, clock_.now());
+  if (!loaded.proven) {
+    service_.note_disk_failed(reading->lease->origin, reading->lease->keys[blocks[0].leased]);
+  }
   if (reading->is_given_up) {
     sink().quiesced(blocks);
   } else if (!loaded.proven) {

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/nodes.h"
+#include "tests/support/seed.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
 #include "transport/host/host_device.h"
@@ -106,8 +108,7 @@ struct Engine {
 
 /// Waits until the blocks of an earlier process are found.
 void wait_for_scan(const ServerProcess& server, const std::filesystem::path& file) {
-  REQUIRE(server.metric_becomes(
-      "pegaflow_ssd_disk_state{disk=\"" + file.string() + "\",state=\"ready\"}", 1));
+  REQUIRE(disk_is_ready(server, file));
 }
 
 /// A server with a disk that is ready.
@@ -121,7 +122,95 @@ struct OnDisk {
   ServerProcess server;
 };
 
+/// Requested blocks that were missing in the pool, by all reasons or by one.
+double missing(const ServerProcess& server, const std::string& reason = "") {
+  double sum = 0;
+  for (const std::string name :
+       {"new", "evicted", "cleanup", "reset", "no_room", "save_failed", "corrupt", "disk_failed",
+        "being_saved", "behind_hole", "coming", "other_tier"}) {
+    if (!reason.empty() && name != reason) continue;
+    sum += server.metric("pegaflow_cache_miss_blocks_total{reason=\"" + name + "\"}");
+  }
+  return sum;
+}
+
+/// Requests to a server from a seed, and how many blocks they asked for and found.
+struct RandomLoad {
+  explicit RandomLoad(Engine& at) : engine(at) {}
+  void step(const ServerProcess& server) {
+    const std::uint64_t first = 1000 * (1 + random() % 12);
+    const std::size_t count = 1 + random() % 40;
+    switch (random() % 10) {
+      case 0:
+      case 1:
+      case 2:
+        (void)engine.engine->save(numbers_from(first, count), blocks_from(0, count));
+        return;
+      case 3:
+        if (random() % 4 == 0) (void)server.post("/cache/memory/cleanup");
+        if (random() % 16 == 0) (void)engine.engine->session().reset_cache(kHang);
+        return;
+      case 4:
+        (void)engine.load(first, 10);
+        return;
+      default:
+        break;
+    }
+    const auto answer = engine.engine->lookup(numbers_from(first, count));
+    REQUIRE(answer);
+    asked += count;
+    found += answer->blocks;
+  }
+
+  Engine& engine;
+  std::mt19937_64 random{seed()};
+  std::size_t asked = 0;
+  std::size_t found = 0;
+};
+
 TEST_SUITE("the SSD tier") {
+  TEST_CASE("each block that a lookup misses has one reason, over the pool and the disk") {
+    MESSAGE("seed ", seed());
+    OnDisk started;
+    auto& [directory, file, server] = started;
+    Engine engine(server);
+    engine.save(1000, 120, server, file);
+    RandomLoad load(engine);
+    for (int i = 0; i < 600; ++i) {
+      // From here on many reads fail.
+      if (i == 400) std::filesystem::resize_file(file, 2 << 20);
+      load.step(server);
+    }
+
+    const double hits = server.metric("pegaflow_cache_block_hits_total");
+    const double misses = server.metric("pegaflow_cache_block_misses_total");
+    const auto asked = static_cast<double>(load.asked);
+    const auto found = static_cast<double>(load.found);
+    CHECK(hits + misses == asked);
+    CHECK(missing(server) == misses);
+    // What the disk offers is no miss of the engine.
+    CHECK(hits + missing(server, "other_tier") == found);
+    CHECK(missing(server) - missing(server, "other_tier") == asked - found);
+    for (const std::string reason : {"other_tier", "evicted", "new"}) {
+      CHECK_MESSAGE(missing(server, reason) > 0, reason);
+    }
+  }
+
+  TEST_CASE("a block that a disk does not deliver is missing for that reason") {
+    OnDisk started;
+    auto& [directory, file, server] = started;
+    Engine engine(server);
+    engine.save(1000, 120, server, file);
+    REQUIRE(server.post("/cache/memory/cleanup").status == 200);
+    std::filesystem::resize_file(file, 1 << 20);
+    CHECK(engine.load(1000, 10) == 0);
+
+    const auto answer = engine.engine->lookup(numbers_from(1000, 1));
+    REQUIRE(answer);
+    CHECK(answer->blocks == 0);
+    CHECK(missing(server, "disk_failed") == 1);
+  }
+
   TEST_CASE("blocks that left the pool come back from the disk byte for byte") {
     OnDisk started;
     auto& [directory, file, server] = started;

@@ -160,6 +160,22 @@ TEST_SUITE("misses of the BlockStore") {
     CHECK(misses(f, Miss::kCleaned) == 3);
   }
 
+  TEST_CASE("blocks that another tier has, and one that it has lost") {
+    StoreFixture f({.pool_bytes = 8 * testing::kPage});
+    f.save(keys(0, 2));
+    f.save(keys(6, 1));
+    f.store->note_lost(f.space, keys(5, 1)[0], Miss::kDiskFailed);
+
+    f.store->note_lookup(f.space, keys(0, 8), 2, 3);
+
+    CHECK(misses(f, Miss::kOtherTier) == 3);
+    CHECK(misses(f, Miss::kDiskFailed) == 1);
+    CHECK(misses(f, Miss::kBehindHole) == 1);
+    CHECK(misses(f, Miss::kNew) == 1);
+    CHECK(f.store->stats().lookup_hits == 2);
+    CHECK(f.store->stats().lookup_misses == 6);
+  }
+
   TEST_CASE("blocks of the generation before a reset, and of an ended namespace") {
     StoreFixture f({.pool_bytes = 8 * testing::kPage});
     f.save(keys(0, 3));

@@ -104,6 +104,26 @@ TEST_SUITE("BlockStore, a tier below") {
     CHECK(f.store->check());
   }
 
+  TEST_CASE("a block that was read from a disk for another node is evicted first, as a replica") {
+    StoreFixture f(pool_of(4));
+    f.save(keys(0, 2));
+    const auto made = f.store->fetch(f.holder, f.space, token(1), 0, keys(10, 1), 1).value();
+    REQUIRE(made.frames.size() == 1);
+    Listener listener;
+    f.store->set_listener(&listener);
+
+    CHECK(f.store->staged(made.frames[0].frame, proven()));
+
+    CHECK(listener.last_from == BlockListener::From::kNode);  // It is not written to a disk again.
+    f.store->set_listener(nullptr);
+    CHECK(f.store->resident(made.frames[0].frame)->is_replica);
+    f.store->unclaim(f.holder, token(1));
+    f.save(keys(20, 2));
+    CHECK(f.store->stats().evicted_replicas == 1);
+    CHECK(f.store->lookup(f.space, keys(0, 2)) == 2);
+    CHECK(f.store->check());
+  }
+
   TEST_CASE("the next victims are those that saves of so many bytes evict, in their order") {
     for (const EvictionKind kind : {EvictionKind::kLru, EvictionKind::kSlru}) {
       CAPTURE(to_string(kind));

@@ -347,6 +347,26 @@ TEST_SUITE("CacheService, several kinds") {
     CHECK(stats.store.misses[static_cast<std::size_t>(engine::Miss::kBehindHole)] == 6);
   }
 
+  TEST_CASE("a lookup that searches other tiers is counted once, with what these have") {
+    KindsFixture f;
+    f.save_eight(1);
+    const auto later = CacheService::Counted::kLater;
+    const auto found = f.service->restorable(f.scheduler, prompt(1, 12), 2, later);
+    REQUIRE(found);
+    REQUIRE(found->units == 8);
+    CHECK(f.service->stats().store.lookups == 0);
+
+    f.service->note_restorable(f.scheduler, prompt(1, 12), 2, found->units, 10);
+
+    const CacheStats stats = f.service->stats();
+    CHECK(stats.store.lookups == 1);
+    CHECK(stats.store.lookup_hits == 6);
+    CHECK(stats.store.lookup_misses == 4);
+    CHECK(stats.store.misses[static_cast<std::size_t>(engine::Miss::kOtherTier)] == 2);
+    CHECK(stats.store.misses[static_cast<std::size_t>(engine::Miss::kNew)] == 2);
+    CHECK(stats.demand.front().requested == 10);
+  }
+
   TEST_CASE("boundaries are all lengths at which a prompt is restorable") {
     KindsFixture f;
     f.save_eight(1);
