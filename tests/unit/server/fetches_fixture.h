@@ -74,26 +74,31 @@ class PlayedLender final : public cluster::Lender {
   }
   kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging, std::chrono::milliseconds,
                                                 std::chrono::milliseconds) override {
-    asked = staging;
     auto pair = kj::newPromiseAndFulfiller<Result<LeaseGrant>>();
-    pending_ = kj::mv(pair.fulfiller);
+    pending_.emplace_back(staging, kj::mv(pair.fulfiller));
     return kj::mv(pair.promise);
   }
   void end_staging(std::uint64_t number) override { ended_stagings.push_back(number); }
   /// Answers lease_pending(): lends the next blocks, from page `page` on.
   void lend_pending(std::size_t blocks, std::uint32_t page) {
     LeaseGrant grant{.granted = std::chrono::seconds(10)};
+    const Staging staging = asked().value();
     if (blocks != 0) grant.lease = ++leases;
-    for (std::size_t i = 0; i < blocks * asked->shards; ++i) {
+    for (std::size_t i = 0; i < blocks * staging.shards; ++i) {
       grant.pages.push_back(page + static_cast<std::uint32_t>(i));
     }
-    grant.pending = {.blocks = asked->pending - blocks, .bytes_per_second = disk_rate};
-    if (grant.pending.blocks != 0) grant.staging = asked->number;
+    grant.pending = {.blocks = staging.pending - blocks, .bytes_per_second = disk_rate};
+    if (grant.pending.blocks != 0) grant.staging = staging.number;
     answer_pending(std::move(grant));
   }
+  /// The oldest request that is not answered.
+  [[nodiscard]] std::optional<Staging> asked() const {
+    return pending_.empty() ? std::nullopt : std::optional(pending_.front().first);
+  }
   void answer_pending(Result<LeaseGrant> grant) {
-    asked.reset();
-    pending_->fulfill(std::move(grant));
+    auto fulfiller = kj::mv(pending_.front().second);
+    pending_.pop_front();
+    fulfiller->fulfill(std::move(grant));
   }
   kj::Promise<Result<bool>> confirm(std::uint64_t lease, Duration) override {
     confirmed.push_back(lease);
@@ -118,7 +123,6 @@ class PlayedLender final : public cluster::Lender {
   std::size_t in_pool = ~std::size_t{0};  ///< Blocks of a lease before those that are on its disks.
   std::uint64_t disk_rate = 0;            ///< As it reports.
   std::uint64_t stagings = 0;
-  std::optional<Staging> asked;  ///< The request that lend_pending() answers.
   std::vector<std::uint64_t> ended_stagings;
   [[nodiscard]] OnDisks on_disks(std::size_t blocks) const {
     return {.blocks = blocks - std::min(in_pool, blocks), .bytes_per_second = disk_rate};
@@ -138,7 +142,7 @@ class PlayedLender final : public cluster::Lender {
     return static_cast<std::size_t>(missing - wanted.begin());
   }
 
-  kj::Own<kj::PromiseFulfiller<Result<LeaseGrant>>> pending_;
+  std::deque<std::pair<Staging, kj::Own<kj::PromiseFulfiller<Result<LeaseGrant>>>>> pending_;
   std::string address_ = "played:1";
   Route route_{.lane = 0, .peer = Fabric::PeerId{7}, .pool = RegionId{3}};
 };

@@ -18,7 +18,7 @@ struct Pending : Fixture {
   }
   [[nodiscard]] PlayedLender& owner() { return peers.lenders.front(); }
   void lend(std::size_t blocks, std::uint32_t page = 40) {
-    REQUIRE(owner().asked);
+    REQUIRE(owner().asked());
     owner().lend_pending(blocks, page);
     io.waitScope.poll();
   }
@@ -33,16 +33,16 @@ TEST_SUITE("blocks on disks of other nodes") {
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
     f.complete_all();
     CHECK(f.here(keys(1, 6)) == 2);
-    REQUIRE(f.owner().asked);
-    CHECK(f.owner().asked->pending == 4);
-    CHECK(f.owner().asked->number == 1);
+    REQUIRE(f.owner().asked());
+    CHECK(f.owner().asked()->pending == 4);
+    CHECK(f.owner().asked()->number == 1);
 
     f.lend(3);
     REQUIRE(f.fabric.batches.size() >= 2);
     CHECK(f.fabric.batches.front().chunks.at(0).remote_offset == 40 * kPage);
     f.complete_all();
     CHECK(f.here(keys(1, 6)) == 5);
-    CHECK(f.owner().asked->pending == 1);
+    CHECK(f.owner().asked()->pending == 1);
     f.lend(1);
     f.complete_all();
 
@@ -68,12 +68,12 @@ TEST_SUITE("blocks on disks of other nodes") {
     REQUIRE(f.claim(kOne, keys(1, 3)) == 3);
     f.complete_all();
     for (int i = 0; i < 3; ++i) f.lend(0);
-    CHECK(f.owner().asked->pending == 2);
+    CHECK(f.owner().asked()->pending == 2);
 
     f.clock.advance(std::chrono::seconds(3));  // After the deadline of the claim.
     f.lend(0);
 
-    CHECK_FALSE(f.owner().asked);
+    CHECK_FALSE(f.owner().asked());
     CHECK(f.owner().ended_stagings == std::vector<std::uint64_t>{1});
     CHECK(f.fetches->stats().given_up == 2);
     f.unclaim(kOne);
@@ -106,7 +106,7 @@ TEST_SUITE("blocks on disks of other nodes") {
     f.owner().answer_pending(std::move(grant));
     f.io.waitScope.poll();
     CHECK(f.fetches->stats().given_up == 2);
-    CHECK(f.owner().asked->pending == 1);
+    CHECK(f.owner().asked()->pending == 1);
     f.lend(1);
     f.complete_all();
     CHECK(f.here(keys(1, 5)) == 3);

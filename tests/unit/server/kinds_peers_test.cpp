@@ -61,6 +61,30 @@ TEST_SUITE("kinds at peers") {
     f.check_rest();
   }
 
+  TEST_CASE("blocks of all kinds that are on the disks of a peer are claimed whole, and arrive") {
+    KindsPeers f;
+    f.give_eight(0, 1);
+    f.lenders[0].in_pool = 2;  // Of each kind the first two.
+    const Claim claim = f.claim_from_peers(kOne, 1, 8);
+    REQUIRE(claim.claimed.units == 8);
+    CHECK(f.lenders[0].stagings == 2);  // The one state is in the pool.
+    f.complete_all();
+    CHECK(f.open_count(kOne, kFull, 8) == 0);
+
+    while (const auto asked = f.lenders[0].asked()) {
+      f.lenders[0].lend_pending(std::min<std::size_t>(2, asked->pending), 50);
+      f.io.waitScope.poll();
+      f.complete_all();
+    }
+
+    CHECK(f.source->stats().pending == 7);
+    CHECK(f.open_count(kOne, kFull, 8) == 8);
+    CHECK(f.open_count(kOne, kWindow, 3) == 3);
+    CHECK(f.open_count(kOne, kState, 1) == 1);
+    f.end(kOne);
+    CHECK(f.restorable(1, 8) == 8);
+  }
+
   TEST_CASE("blocks of this node may lie between those of a peer") {
     KindsPeers f;
     f.save(kFull, 1, {5, 6});
