@@ -77,6 +77,34 @@ TEST_SUITE("nodes, several kinds") {
     CHECK(b.metric("pegaflow_fetch_bytes_total") == (8 + 3 + 2) * kPage);
   }
 
+  TEST_CASE("full, window and state blocks that are only on a disk of one node are read") {
+    TemporaryDirectory directory;
+    const std::string file = (directory.path() / "cache").string();
+    const std::vector<std::string> disk = {
+        "--ssd-cache-path",   file,  "--ssd-cache-capacity", "32mb",
+        "--ssd-segment-size", "1mb", "--ssd-write-ahead",    "1mb"};
+    const std::vector<std::string> at = node_addresses(2);
+    const ServerProcess a{node_options(at[0], at, disk, "1mb")};
+    const ServerProcess b{node_options(at[1], at)};
+    kj::AsyncIoContext io = kj::setupAsyncIo();
+    HybridEngine on_a{a, io};
+    HybridEngine on_b{b, io};
+    REQUIRE(sees(b, at[0]));
+    REQUIRE(disk_is_ready(a, file));
+    REQUIRE(a.metric_becomes("pegaflow_ssd_waits_for_peers", 0));
+    on_a.save_eight(1);
+    REQUIRE(a.metric_becomes("pegaflow_ssd_written_blocks_total{disk=\"" + file + "\"}", 12));
+    REQUIRE(a.post("/cache/memory/cleanup").status == 200);
+    REQUIRE(a.metric_becomes("pegaflow_cache_resident_blocks", 0));
+
+    CHECK(on_b.scheduler.lookup(make_keys(1, 9)).elsewhere == 8);
+    on_b.check_eight_arrive(1);
+    CHECK(a.metric("pegaflow_ssd_staged_blocks_total") == 12);
+    CHECK(b.metric("pegaflow_fetch_pending_blocks_total") == 12);
+    check_nothing_is_left(b, std::nullopt);
+    CHECK(a.metric_becomes("pegaflow_ssd_staging_bytes", 0));
+  }
+
   TEST_CASE("a node reads only the blocks that it does not have") {
     TwoNodes two;
     auto& [at, a, b, io, on_a, on_b] = two;
