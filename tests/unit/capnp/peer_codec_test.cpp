@@ -167,6 +167,31 @@ TEST_SUITE("peer codec") {
     write_error({Errc::kBusy, "too much is lent"}, nothing.root.initError());
     CHECK(read_grant(nothing.root.asReader(), 2, 2).error().code == Errc::kBusy);
   }
+
+  TEST_CASE("blocks that are pending are read back, and more than were asked for are invalid") {
+    using Results = wire::Peer::LeaseResults;
+    LeaseGrant grant{.lease = 5, .granted = std::chrono::milliseconds(10000), .pages = {1, 2}};
+    grant.pending = {.blocks = 3, .bytes_per_second = 7, .queued_bytes = 8};
+    grant.staging = 9;
+    Made<Results> made;
+    write_grant(grant, made.root);
+    const auto read = read_grant(made.root.asReader(), 4, 2).value();
+    CHECK(read.pending.blocks == 3);
+    CHECK(read.pending.bytes_per_second == 7);
+    CHECK(read.pending.queued_bytes == 8);
+    CHECK(read.staging == 9);
+    CHECK(read_grant(made.root.asReader(), 3, 2).error().code == Errc::kInternal);
+    // Pending blocks without a number to request them with, and a number without blocks.
+    made.root.setStaging(0);
+    CHECK(read_grant(made.root.asReader(), 4, 2).error().code == Errc::kInternal);
+    made.root.setStaging(9);
+    made.root.getPending().setBlocks(0);
+    CHECK(read_grant(made.root.asReader(), 4, 2).error().code == Errc::kInternal);
+
+    Made<Results> nothing;
+    write_grant({}, nothing.root);
+    CHECK_FALSE(nothing.root.asReader().hasPending());
+  }
 }
 
 }  // namespace

@@ -128,6 +128,16 @@ using Asked = std::vector<std::size_t>;
 }  // namespace
 
 TEST_SUITE("Lenders") {
+  TEST_CASE("the blocks on the disks of an owner are added up over its two answers") {
+    Fixture f({100});
+    f.nodes[0].on_disks = 20;
+    const auto wanted = keys(kFirst + 10);
+    const auto found = f.all.owners(f.space, wanted).wait(f.io.waitScope);
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].blocks == kFirst + 10);
+    CHECK(found[0].on_disks.blocks == 30);  // 20 of the first 32, and all of the rest.
+  }
+
   TEST_CASE("who has not the first keys is not sent the others, and most comes first") {
     Fixture f({0, kFirst - 1, kFirst, 100, 200, 100});
 
