@@ -247,7 +247,11 @@ TEST_SUITE("nodes with disks") {
     nodes.owner.signal(SIGSTOP);
     CHECK(nodes.load(8000, 12, 12) == 0);
     nodes.owner.signal(SIGCONT);
-    REQUIRE(sees(nodes.reader, nodes.at[0]));
+    // It is asked again once it has answered.
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (nodes.at_reader().engine->lookup(numbers_from(8000, 12)).value().blocks != 12) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    }
     CHECK(nodes.load(8000, 96, 12) == 96);
     nodes.check_rest();
   }
