@@ -24,9 +24,9 @@ namespace pegaflow {
 /// waiting for the last copies and unmapping) run on a helper thread, so that jobs that have ended
 /// are reported meanwhile. There is one helper at a time.
 ///
-/// The mapping of a pool that outlives its server stays when the connection is lost: the next server
-/// most likely has the same pool. It is unmapped when that has another one, or when no server has
-/// answered for kKeepMapping.
+/// The mapping of a pool that outlives its server stays when the connection is lost: the next
+/// server most likely has the same pool. It is unmapped when that has another one, or when no
+/// server has answered for kKeepMapping.
 class MoverLoop final : private Link::Role {
  public:
   /// All outlive the loop.
@@ -73,8 +73,8 @@ class MoverLoop final : private Link::Role {
   Loads loads_;
 
   Pool pool_ = Pool::kUnmapped;
-  Id128 kept_pool_;                 ///< The name of the mapped pool, if it outlives its server.
-  std::uint64_t times_kept_ = 0;    ///< Distinguishes one wait for a server from a later one.
+  Id128 kept_pool_;               ///< The name of the mapped pool, if it outlives its server.
+  std::uint64_t times_kept_ = 0;  ///< Distinguishes one wait for a server from a later one.
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> on_unmapped_;
   UniqueFd pool_fd_;
   std::thread helper_;

@@ -64,8 +64,8 @@ class CacheService {
 
   /// The legacy of the server before this one, in `Options::store.kept`.
   struct Former {
-    /// Clients that may still access the pool: nothing that they may access is reused before each of
-    /// them has reported that its copies have ended, or former_client_gone() was called.
+    /// Clients that may still access the pool: nothing that they may access is reused before each
+    /// of them has reported that its copies have ended, or former_client_gone() was called.
     std::vector<Id128> clients;
     /// Find its blocks. Without it nothing is found, and nothing saved before its clients have
     /// quiesced.
@@ -99,7 +99,7 @@ class CacheService {
   /// They are not known and may not be soon: adopted blocks are dropped.
   void drop_unconfirmed();
   struct FormerReport {
-    std::uint64_t adopted_blocks = 0;    ///< At the start.
+    std::uint64_t adopted_blocks = 0;  ///< At the start.
     std::uint64_t adopted_bytes = 0;
     std::uint64_t discarded_frames = 0;  ///< In use by blocks that were not whole or found.
     std::size_t clients = 0;             ///< Clients that have not quiesced.

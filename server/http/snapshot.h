@@ -8,8 +8,8 @@
 #include "server/cache/cache_stats.h"
 #include "server/http/http_counters.h"
 #include "server/http/nodes_report.h"
-#include "server/rpc/rpc_counters.h"
 #include "server/pool/kept_report.h"
+#include "server/rpc/rpc_counters.h"
 #include "server/ssd/ssd_report.h"
 
 namespace pegaflow::server {

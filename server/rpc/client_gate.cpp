@@ -50,8 +50,7 @@ class GateImpl final : public wire::Gate::Server {
     if (!params.hasHandle()) return accept(call, measured, version, nullptr);
     return params.getHandle().getFd().then(
         [this, call, measured, version](kj::Maybe<int> fd) mutable -> kj::Promise<void> {
-          return accept(call, measured, version,
-                        watch(fd, read_id(call.getParams().getProcess())));
+          return accept(call, measured, version, watch(fd, read_id(call.getParams().getProcess())));
         });
   }
 

@@ -75,14 +75,15 @@ SsdDisk* SsdDisks::having(const engine::ssd::Origin& origin, const BlockKey& key
 
 SsdDisk* SsdDisks::taking() const {
   SsdDisk* best = nullptr;
-  std::uint64_t least = 0;
+  std::pair<std::uint64_t, std::uint64_t> least;
   for (const auto& disk : disks_) {
     if (!disk->takes_blocks()) continue;
     const Disk::Stats stats = disk->disk_stats();
-    const std::uint64_t waiting = stats.writes.bytes_queued + stats.writes.bytes_in_flight;
-    if (best != nullptr && waiting >= least) continue;
+    const std::pair load{stats.writes.bytes_queued + stats.writes.bytes_in_flight,
+                         disk->stats().written_bytes};
+    if (best != nullptr && load >= least) continue;
     best = disk.get();
-    least = waiting;
+    least = load;
   }
   return best;
 }

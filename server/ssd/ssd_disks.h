@@ -55,8 +55,8 @@ class SsdDisks {
   [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   /// The disk that has the block; null: none has.
   [[nodiscard]] SsdDisk* having(const engine::ssd::Origin& origin, const BlockKey& key) const;
-  /// The disk that takes the next block: the one with the fewest bytes waiting; null: none does
-  /// now.
+  /// The disk that takes the next block: the one with the fewest bytes waiting and, of those, with
+  /// the fewest bytes written; null: none does now.
   [[nodiscard]] SsdDisk* taking() const;
   /// Whether a block may be found.
   [[nodiscard]] bool may_read() const;
