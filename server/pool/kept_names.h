@@ -15,8 +15,8 @@
 
 namespace pegaflow::server {
 
-/// Everything that a later server must know of the names in the rows of a pool. Written as CBOR, whose members
-/// a later version may add to.
+/// Everything that a later server must know of the names in the rows of a pool. Written as CBOR,
+/// whose members a later version may add to.
 struct KeptNames {
   struct Kind {
     std::uint32_t shape = 0;  ///< The number of its shape.

@@ -13,13 +13,12 @@
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/in_order.h"
 #include "server/rpc/measured.h"
+#include "server/rpc/session_codec.h"
 #include "server/ssd/ssd_tier.h"
 
 namespace pegaflow::server {
 namespace {
 
-/// The longest wait of an open for blocks, whatever its caller requests.
-constexpr std::chrono::milliseconds kLongestPatience{10000};
 /// A disk that has not recorded a reset by then may never do it.
 constexpr kj::Duration kRecordPatience = 2 * kj::SECONDS;
 
@@ -31,55 +30,6 @@ class PoolImpl final : public wire::Pool::Server {
  private:
   int fd_;
 };
-
-void write_slots(std::span<const std::uint32_t> from, capnp::List<std::uint32_t>::Builder to) {
-  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
-}
-
-/// Encodes a time; the longest is more than an hour.
-std::uint32_t to_micros(Duration time) {
-  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
-}
-
-wire::Late to_wire(Fetches::Late late) {
-  switch (late) {
-    case Fetches::Late::kNo:
-      break;
-    case Fetches::Late::kStuck:
-      return wire::Late::STUCK;
-    case Fetches::Late::kSlow:
-      return wire::Late::SLOW;
-  }
-  return wire::Late::NO;
-}
-
-Fetches::Wait wait_of(const wire::Session::OpenParams::Reader& params) {
-  Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
-                         std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
-  if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
-    wait.worth = Fetches::Wait::kForever;
-  } else if (worth != 0) {
-    wait.worth = std::chrono::microseconds(worth);
-  }
-  wait.computing = std::chrono::microseconds(params.getComputeMicros());
-  return wait;
-}
-
-cluster::ComputeTime compute_time_of(const wire::Session::ClaimParams::Reader& params) {
-  return {.delay = std::chrono::microseconds(params.getComputeDelayMicros()),
-          .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
-}
-
-void write_ranges(const CacheService::Restorable& claimed,
-                  wire::Session::ClaimResults::Builder results) {
-  auto ranges = results.initRanges(static_cast<unsigned>(claimed.ranges.size()));
-  for (unsigned i = 0; i < ranges.size(); ++i) {
-    ranges[i].setKind(static_cast<std::uint8_t>(claimed.ranges[i].kind));
-    ranges[i].setFirst(static_cast<std::uint32_t>(claimed.ranges[i].blocks.first));
-    ranges[i].setCount(static_cast<std::uint32_t>(claimed.ranges[i].blocks.count));
-  }
-}
 
 class SessionImpl final : public wire::Session::Server {
  public:

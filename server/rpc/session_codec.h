@@ -1,0 +1,72 @@
+#pragma once
+/// \file
+/// The parameters and results of Session on the wire, as the services have them.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <span>
+
+#include "base/clock.h"
+#include "capnp/cache.capnp.h"
+#include "capnp/wire/codec.h"
+#include "cluster/source_rate.h"
+#include "server/cache/cache_service.h"
+#include "server/cache/fetches.h"
+
+namespace pegaflow::server {
+
+/// The longest wait of an open for blocks, whatever its caller requests.
+inline constexpr std::chrono::milliseconds kLongestPatience{10000};
+
+inline void write_slots(std::span<const std::uint32_t> from,
+                        capnp::List<std::uint32_t>::Builder to) {
+  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
+}
+
+/// Encodes a time; the longest is more than an hour.
+inline std::uint32_t to_micros(Duration time) {
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 0, UINT32_MAX));
+}
+
+inline wire::Late to_wire(Fetches::Late late) {
+  switch (late) {
+    case Fetches::Late::kNo:
+      break;
+    case Fetches::Late::kStuck:
+      return wire::Late::STUCK;
+    case Fetches::Late::kSlow:
+      return wire::Late::SLOW;
+  }
+  return wire::Late::NO;
+}
+
+inline Fetches::Wait wait_of(const wire::Session::OpenParams::Reader& params) {
+  Fetches::Wait wait{.patience = std::min<std::chrono::milliseconds>(
+                         std::chrono::milliseconds(params.getPatienceMs()), kLongestPatience)};
+  if (const std::uint32_t worth = params.getWorthMicros(); worth == kWorthForever) {
+    wait.worth = Fetches::Wait::kForever;
+  } else if (worth != 0) {
+    wait.worth = std::chrono::microseconds(worth);
+  }
+  wait.computing = std::chrono::microseconds(params.getComputeMicros());
+  return wait;
+}
+
+inline cluster::ComputeTime compute_time_of(const wire::Session::ClaimParams::Reader& params) {
+  return {.delay = std::chrono::microseconds(params.getComputeDelayMicros()),
+          .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
+}
+
+inline void write_ranges(const CacheService::Restorable& claimed,
+                         wire::Session::ClaimResults::Builder results) {
+  auto ranges = results.initRanges(static_cast<unsigned>(claimed.ranges.size()));
+  for (unsigned i = 0; i < ranges.size(); ++i) {
+    ranges[i].setKind(static_cast<std::uint8_t>(claimed.ranges[i].kind));
+    ranges[i].setFirst(static_cast<std::uint32_t>(claimed.ranges[i].blocks.first));
+    ranges[i].setCount(static_cast<std::uint32_t>(claimed.ranges[i].blocks.count));
+  }
+}
+
+}  // namespace pegaflow::server
