@@ -102,7 +102,7 @@ Result<void> PoolPreparation::take_over(PreparedPool& prepared) {
                    }}));
   if (!kept) return {};
   const std::uint64_t bytes = kept->pool_bytes;
-  const auto adopted = adopt(std::move(*kept), prepared);
+  auto adopted = adopt(std::move(*kept), prepared);
   if (adopted) return {};
   if (adopted.error().code == Errc::kCancelled || adopted.error().code == Errc::kTimeout) {
     return adopted;

@@ -56,11 +56,8 @@ BlockStore::Options options_of(KeptTables& tables) {
 /// A store of its own, as another process would have it.
 struct Successor {
   explicit Successor(const KeptTables& former) : tables(left_by(former)) { start(); }
-  /// Continues with the memory of one that is not used any longer.
-  explicit Successor(Successor&& former) : tables(std::move(former.tables)) {
-    former.store.reset();
-    start();
-  }
+  /// Continues with tables that no other store uses any longer.
+  explicit Successor(KeptTables&& left) : tables(std::move(left)) { start(); }
   void start() {
     auto made = BlockStore::create(options_of(tables), clock);
     REQUIRE(made);
@@ -187,7 +184,8 @@ TEST_SUITE("BlockStore, adoption") {
     Successor dies(tables);
     const auto first = dies.adopt({f.space});
 
-    Successor next(std::move(dies));
+    dies.store.reset();
+    Successor next(std::move(dies.tables));
     const auto second = next.adopt({f.space});
 
     CHECK(second.blocks == first.blocks);
