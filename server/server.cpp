@@ -422,7 +422,10 @@ class Server final : private kj::TaskSet::ErrorHandler {
   }
 
   Result<void> start_ssd() {
-    if (options_.ssd_cache_path.empty()) return {};
+    if (options_.ssd_cache_path.empty()) {
+      // The disks of the former server have been waited for.
+      return tables_ == nullptr ? Result<void>() : record_disks(*tables_, {});
+    }
     publish({.is_ok = false,
              .status = "opening the SSD cache",
              .pool_bytes = options_.pool_size_bytes,

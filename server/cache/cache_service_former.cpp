@@ -49,7 +49,7 @@ Result<void> CacheService::continue_from(const Former& former) {
       }
     }
   } else {
-    is_closed_ = true;
+    is_closed_ = !former_clients_.empty();
   }
   record_names();
   end_former_if_quiesced();

@@ -72,12 +72,24 @@ void PoolPreparation::run() {
 }
 
 Result<void> PoolPreparation::prepare(PreparedPool& prepared) {
-  if (options_.keep == Keep::kNo) return create(prepared);
+  if (options_.keep == Keep::kNo) {
+    warn_of_keeper();
+    return create(prepared);
+  }
   PEGA_TRY(connect(prepared));
   if (prepared.keeper) PEGA_TRY(take_over(prepared));
   if (prepared.pool == nullptr) PEGA_TRY(create(prepared));
   if (prepared.tables == nullptr) PEGA_TRY(make_tables(prepared));
   return {};
+}
+
+void PoolPreparation::warn_of_keeper() const {
+  const auto state = keeper_state(options_.keeper);
+  if (!state || !*state || (*state)->pool_bytes == 0) return;
+  kLog.warn(
+      "a keeper at {} holds a pool of {} beside that of this server: start with --keep yes to use "
+      "it, or free it with `pegaflow-server --release`",
+      options_.keeper.string(), format_bytes((*state)->pool_bytes));
 }
 
 Result<void> PoolPreparation::connect(PreparedPool& prepared) {
@@ -104,9 +116,7 @@ Result<void> PoolPreparation::take_over(PreparedPool& prepared) {
   const std::uint64_t bytes = kept->pool_bytes;
   auto adopted = adopt(std::move(*kept), prepared);
   if (adopted) return {};
-  if (adopted.error().code == Errc::kCancelled || adopted.error().code == Errc::kTimeout) {
-    return adopted;
-  }
+  if (adopted.error().code == Errc::kCancelled) return adopted;
   kLog.warn("the kept pool is given up, and another one made pool={} reason=\"{}\"",
             format_bytes(bytes), adopted.error().detail);
   prepared.pool.reset();
@@ -154,7 +164,7 @@ Result<void> PoolPreparation::wait_for_disks(const KeptTables& tables) {
       }
       if (stopped_.wait(kDiskPollMs)) return fail(Errc::kCancelled, "stopped");
       if (clock_.now() >= deadline_) {
-        return fail(Errc::kTimeout, "{} is locked: a process still reads from it into the pool",
+        return fail(Errc::kTimeout, "{} is locked: a process may still read from it into the pool",
                     path);
       }
     }

@@ -73,6 +73,8 @@ class PoolPreparation {
   PoolPreparation(const Options& options, const Clock& clock);
   void run();
   Result<void> prepare(PreparedPool& prepared);
+  /// Logs that another pool takes memory, which this server will not use.
+  void warn_of_keeper() const;
   Result<void> connect(PreparedPool& prepared);
   /// Takes over the kept pool, if there is one that fits; else the keeper drops it.
   Result<void> take_over(PreparedPool& prepared);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -206,6 +208,40 @@ TEST_SUITE("a kept pool") {
     CHECK(engine.load(1, 20) == 0);
     CHECK(engine.load(50, 5) == 5);
     CHECK(server.metric("pegaflow_adopted_blocks") == 5);
+  }
+
+  TEST_CASE("a server that keeps no pool names the one that a keeper holds") {
+    KeptServer server;
+    server.kill();
+    ServerProcess::Options plain;
+    plain.pool_size = "4mb";
+    plain.arguments = {"--addr", "unix:" + server.socket()};
+    ServerProcess other(plain);
+
+    CHECK(has(other.log(), "a keeper at " + server.keeper().string() + " holds a pool of 8 MiB"));
+    other.kill();
+    server.start();
+    CHECK(server.metric("pegaflow_keeper") == 1);
+  }
+
+  TEST_CASE("a kept pool is given up if a disk's file stays locked that may write to it") {
+    const TemporaryDirectory disk;
+    const std::filesystem::path file = disk.path() / "cache";
+    KeptServer server({"--pool-wait", "300ms", "--ssd-cache-path", file.string(),
+                       "--ssd-cache-capacity", "16mb", "--ssd-segment-size", "1mb", "--ssd-drain",
+                       "0s"});
+    server.kill();
+    UniqueFd locked(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    REQUIRE(::flock(locked.get(), LOCK_EX) == 0);
+    ServerProcess::Options without_disk =
+        keeping({"--addr", "unix:" + server.socket(), "--pool-wait", "300ms"});
+    ServerProcess next(without_disk);
+
+    CHECK(has(next.log(), file.string() + " is locked"));
+    CHECK(next.metric("pegaflow_adopted_blocks") == 0);
+    next.kill();
+    locked.reset();
+    server.start();
   }
 
   TEST_CASE("a pool of another size is given up, with one line of the reason") {

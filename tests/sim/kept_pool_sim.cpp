@@ -46,6 +46,8 @@ constexpr std::size_t kSpaces = 2;
 constexpr std::size_t kMostRows = kFrames;
 /// Operations of a process that is not killed earlier.
 constexpr std::uint32_t kOperations = 400;
+/// The exit status of a skipped test.
+constexpr int kSkipped = 77;
 /// Instructions of an operation in which it is killed: most have fewer.
 constexpr double kMostInstructions = 30'000;
 
@@ -418,12 +420,16 @@ bool run_and_kill(Work&& work, std::uint64_t instructions) {
   const pid_t child = ::fork();
   if (child < 0) wrong("fork");
   if (child == 0) {
-    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) wrong("PTRACE_TRACEME");
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(kSkipped);
     work();
     ::_exit(0);
   }
   int status = 0;
   if (::waitpid(child, &status, 0) != child) wrong("waitpid");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped) {
+    fmt::print("skipped: this user may not trace a process\n");
+    std::exit(kSkipped);
+  }
   if (WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP) {
     for (std::uint64_t i = 0; i < instructions; ++i) {
       if (::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) wrong("PTRACE_SINGLESTEP");
