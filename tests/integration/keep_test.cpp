@@ -17,6 +17,7 @@
 
 #include "server/pool/keeper_link.h"
 #include "server/pool/keeper_wire.h"
+#include "tests/support/kinds_engine.h"
 #include "tests/support/nodes.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
@@ -49,6 +50,9 @@ ServerProcess::Options keeping(std::vector<std::string> more = {}) {
 struct KeptServer : ServerProcess {
   explicit KeptServer(std::vector<std::string> more = {})
       : ServerProcess(keeping(std::move(more))) {}
+  /// A node of a cluster.
+  KeptServer(const std::string& address, const std::vector<std::string>& all)
+      : ServerProcess(node_options(address, all, {"--keep", "yes"}, "8mb")) {}
   KeptServer(const KeptServer&) = delete;
   KeptServer& operator=(const KeptServer&) = delete;
   ~KeptServer() {
@@ -361,6 +365,84 @@ TEST_SUITE("a kept pool") {
     CHECK_FALSE(larger.load(claimed->token, blocks_from(20, 10)).error);
     CHECK(larger.wrong_blocks(numbers_from(1, 10), blocks_from(20, 10)) == 0);
     larger.session().unclaim(claimed->token);
+  }
+
+  TEST_CASE("all kinds of blocks of a model are adopted together") {
+    KeptServer server;
+    OverlaidMemory memory({{.layers = 3, .layer_bytes = 4096},
+                           {.layers = 2, .layer_bytes = 3000},
+                           {.layers = 2, .layer_bytes = 1048},
+                           {.layers = 1, .layer_bytes = 10'000}},
+                          400);
+    const auto device = HostDevice::create({.threads = 2}).value();
+    KindsEngine::Options options;
+    options.socket = server.socket();
+    // Full attention, windows of 41 tokens in two groups of other sizes, and states.
+    options.kinds = {
+        {.rule = BlockRule::kPrefix, .tokens = 0, .block_tokens = 32, .groups = {0}},
+        {.rule = BlockRule::kTrailing, .tokens = 40, .block_tokens = 16, .groups = {1, 2}},
+        {.rule = BlockRule::kState, .tokens = 0, .block_tokens = 64, .groups = {3}}};
+    KindsEngine engine(std::move(options), memory, *device);
+    engine.wait_ready();
+    constexpr std::uint64_t kPrompt = 7;
+    constexpr std::size_t kUnits = 16;
+    const std::vector<KindRange> needed{{0, 0, 8}, {1, 13, 3}, {2, 3, 1}};
+    for (const KindRange& range : needed) CHECK_FALSE(engine.save(kPrompt, range).error);
+
+    server.kill();
+    server.start();
+    engine.wait_ready();
+
+    CHECK(server.metric("pegaflow_adopted_blocks") == 12);
+    const auto claimed = engine.claim(kPrompt, kUnits);
+    REQUIRE(claimed);
+    CHECK(claimed->ranges == needed);
+    CHECK_FALSE(engine.load(kPrompt, *claimed, claimed->ranges).error);
+    CHECK(memory.wrong_bytes() == 0);
+    engine.session().unclaim(claimed->token);
+  }
+
+  TEST_CASE("a kept pool is found once all other nodes have sent their epochs") {
+    const auto all = node_addresses(2);
+    KeptServer kept(all[0], all);
+    ServerProcess other(node_options(all[1], all, {}, "8mb"));
+    REQUIRE(sees(kept, all[1]));
+    Engine engine(kept);
+    engine.save(1, 20);
+    other.kill();
+    kept.kill();
+    kept.start();
+    engine.engine->wait_ready();
+
+    CHECK(kept.metric("pegaflow_adopted_blocks") == 20);
+    CHECK(kept.metric("pegaflow_adopted_waits_for_nodes") == 1);
+    CHECK(engine.load(1, 20) == 0);
+    other.start();
+
+    REQUIRE(kept.metric_becomes("pegaflow_adopted_waits_for_nodes", 0));
+    CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE("a node that was down during a reset does not find what it kept") {
+    const auto all = node_addresses(2);
+    KeptServer kept(all[0], all);
+    ServerProcess other(node_options(all[1], all, {}, "8mb"));
+    REQUIRE(sees(kept, all[1]));
+    Engine engine(kept);
+    engine.save(1, 20);
+    kept.kill();
+    {
+      Engine elsewhere(other);
+      REQUIRE(elsewhere.engine->session().reset_cache(kHang));
+    }
+    kept.start();
+    engine.engine->wait_ready();
+
+    REQUIRE(kept.metric_becomes("pegaflow_adopted_waits_for_nodes", 0));
+    CHECK(kept.metric("pegaflow_adopted_blocks") == 20);
+    CHECK(engine.load(1, 20) == 0);
+    engine.save(1, 20);
+    CHECK(engine.load(1, 20) == 20);
   }
 
   TEST_CASE("without a keeper an external one is used as soon as it listens") {
