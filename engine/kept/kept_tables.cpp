@@ -1,5 +1,6 @@
 #include "engine/kept/kept_tables.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -41,7 +42,8 @@ std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t seed) noex
     sum = mix(std::rotl(sum, 23), word);
   }
   std::uint64_t last = 0;
-  std::memcpy(&last, bytes.data() + at, bytes.size() - at);
+  // The data of an empty span may be null, which memcpy() does not allow.
+  if (at != bytes.size()) std::memcpy(&last, bytes.data() + at, bytes.size() - at);
   return mix(sum, last);
 }
 
@@ -300,7 +302,7 @@ Result<void> KeptTables::write(Record record, std::span<const std::byte> bytes) 
   auto& written = *reinterpret_cast<RecordHead*>(to.data());
   written.sequence = 0;
   order_stores();
-  std::memcpy(to.data() + sizeof written, bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), to.begin() + sizeof written);
   written.bytes = bytes.size();
   written.check = hash_of(bytes, sequence);
   std::atomic_ref(written.sequence).store(sequence, std::memory_order_release);
