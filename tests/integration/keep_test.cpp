@@ -99,6 +99,25 @@ struct Engine {
   std::unique_ptr<TestEngine> engine;
 };
 
+/// Ends the server as a crash does; returns when an engine uses the next one.
+void kill_and_start(ServerProcess& server, Engine& engine) {
+  server.kill();
+  server.start();
+  engine.engine->wait_ready();
+}
+
+/// A node that keeps its pool, with 20 blocks in it, and another node.
+struct KeptNode {
+  KeptNode() {
+    REQUIRE(sees(kept, all[1]));
+    engine.save(1, 20);
+  }
+  std::vector<std::string> all = node_addresses(2);
+  KeptServer kept{all[0], all};
+  ServerProcess other{node_options(all[1], all, {}, "8mb")};
+  Engine engine{kept};
+};
+
 pid_t keeper_pid(const KeptServer& server) {
   const auto state = keeper_state(server.keeper());
   return state && *state ? (*state)->keeper_pid : -1;
@@ -128,9 +147,7 @@ TEST_SUITE("a kept pool") {
     const std::string mapping = mapping_of_pool();
     REQUIRE_FALSE(mapping.empty());
 
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
 
     CHECK(mapping_of_pool() == mapping);
     CHECK(engine.load(1, 20) == 20);
@@ -205,9 +222,7 @@ TEST_SUITE("a kept pool") {
     REQUIRE(engine.engine->session().reset_cache(kHang));
     engine.save(50, 5);
 
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
 
     CHECK(engine.load(1, 20) == 0);
     CHECK(engine.load(50, 5) == 5);
@@ -294,9 +309,7 @@ TEST_SUITE("a kept pool") {
       REQUIRE(std::chrono::steady_clock::now() < end);
     }
     REQUIRE(server.metric_becomes("pegaflow_keeper", 1));
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
 
     CHECK(engine.load(1, 20) == 20);
   }
@@ -326,9 +339,7 @@ TEST_SUITE("a kept pool") {
       CHECK((*answer)->message.kind == Kind::kInvalid);
     }
 
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
     CHECK(engine.load(1, 20) == 20);
   }
 
@@ -353,9 +364,7 @@ TEST_SUITE("a kept pool") {
     larger.wait_ready();
     CHECK_FALSE(larger.save(numbers_from(1, 10), blocks_from(0, 10)).error);
 
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
     larger.wait_ready();
 
     CHECK(engine.load(1, 20) == 20);
@@ -403,16 +412,12 @@ TEST_SUITE("a kept pool") {
   }
 
   TEST_CASE("a kept pool is found once all other nodes have sent their epochs") {
-    const auto all = node_addresses(2);
-    KeptServer kept(all[0], all);
-    ServerProcess other(node_options(all[1], all, {}, "8mb"));
-    REQUIRE(sees(kept, all[1]));
-    Engine engine(kept);
-    engine.save(1, 20);
+    KeptNode nodes;
+    KeptServer& kept = nodes.kept;
+    ServerProcess& other = nodes.other;
+    Engine& engine = nodes.engine;
     other.kill();
-    kept.kill();
-    kept.start();
-    engine.engine->wait_ready();
+    kill_and_start(kept, engine);
 
     CHECK(kept.metric("pegaflow_adopted_blocks") == 20);
     CHECK(kept.metric("pegaflow_adopted_waits_for_nodes") == 1);
@@ -424,12 +429,10 @@ TEST_SUITE("a kept pool") {
   }
 
   TEST_CASE("a node that was down during a reset does not find what it kept") {
-    const auto all = node_addresses(2);
-    KeptServer kept(all[0], all);
-    ServerProcess other(node_options(all[1], all, {}, "8mb"));
-    REQUIRE(sees(kept, all[1]));
-    Engine engine(kept);
-    engine.save(1, 20);
+    KeptNode nodes;
+    KeptServer& kept = nodes.kept;
+    ServerProcess& other = nodes.other;
+    Engine& engine = nodes.engine;
     kept.kill();
     {
       Engine elsewhere(other);
@@ -456,9 +459,7 @@ TEST_SUITE("a kept pool") {
 
     harness::Child keeper = start_keeper(server);
     REQUIRE(server.metric_becomes("pegaflow_keeper", 1));
-    server.kill();
-    server.start();
-    engine.engine->wait_ready();
+    kill_and_start(server, engine);
 
     CHECK(engine.load(1, 20) == 20);
   }
