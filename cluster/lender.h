@@ -82,7 +82,7 @@ class Lender {
     std::size_t shards = 1;
   };
   /// Requests a lease on the next pending blocks. The peer answers once it can lend a part of them
-  /// that is worth a request, and after `patience` in any case, with those that it has: the grant
+  /// that is worth a request, and after `patience` in any case, with its blocks so far: the grant
   /// may be empty. Only in the life of the lease() that returned the number. Errors: those of
   /// lease(). Once it fails or reports that no block is pending, the staging is over.
   virtual kj::Promise<Result<LeaseGrant>> lease_pending(const Staging& staging,

@@ -35,7 +35,7 @@ namespace pegaflow::cluster {
 ///
 /// An owner may answer with blocks that are pending: it reads them from its disks. They count as
 /// leased. They wait here, in an order of their own, until the owner lends them, a part with each
-/// further request; then they are read as all others. Those that do not become ready by the
+/// further request; then they are read as all others. Blocks that do not become ready by the
 /// deadline of their Request are rejected, and those that the owner gives up fail.
 ///
 /// Each owner has one queue. Only as many bytes as arrive in kWindowTime are at the fabric (but at

@@ -113,7 +113,7 @@ class Source {
     std::uint64_t batch_bytes = 0;      ///< Limit of the bytes of one batch.
     std::vector<bool> has;              ///< By key.
     std::shared_ptr<const Owners> all;  ///< Only this owner.
-    OnDisks on_disks{};                 ///< See Located; any of those that it has.
+    OnDisks on_disks{};                 ///< See Located; any of its blocks.
     std::shared_ptr<SourceRate> disks{};
     /// For a lease on `blocks` of them.
     [[nodiscard]] Located located(std::size_t blocks) const {

@@ -119,7 +119,7 @@ class BlockStore {
     std::uint64_t discarded = 0;  ///< Frames in use whose blocks cannot be found.
   };
   /// Continues with the rows in `kept` that a former process left: the sealed blocks of `spaces`,
-  /// which are live under their ids from now on. `shapes` are those that it had. Each shape has one
+  /// which are live under their ids from now on. `shapes` are its shapes. Each shape has one
   /// user until the caller ends that with leave_shape(). To be called before anything else. Takes
   /// about half a microsecond per block.
   /// Errors: kCorrupt when these or the rows contradict each other, and those of add_shape(); the
