@@ -1,7 +1,6 @@
 #include "engine/kept/kept_tables.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
@@ -14,6 +13,7 @@
 
 #include "base/page_layout.h"
 #include "base/units.h"
+#include "engine/types/hash.h"
 #include "engine/types/numa_ranges.h"
 
 namespace pegaflow::engine {
@@ -24,29 +24,6 @@ constexpr std::size_t kPageBytes = 4096;
 constexpr unsigned kSlots = 2;
 constexpr unsigned kRecords = 2;
 
-/// Two multiplications: enough to tell a row from one that is half written. Nothing here defends
-/// against bytes that were chosen to deceive: only this user's processes have the descriptor.
-std::uint64_t mix(std::uint64_t left, std::uint64_t right) noexcept {
-  __extension__ using Wide = unsigned __int128;
-  const Wide product =
-      static_cast<Wide>(left ^ 0x9E3779B97F4A7C15ULL) * (right ^ 0xD6E8FEB86659FD93ULL);
-  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-}
-
-std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
-  std::uint64_t sum = mix(seed, bytes.size());
-  std::size_t at = 0;
-  for (; at + sizeof sum <= bytes.size(); at += sizeof sum) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at, sizeof word);
-    sum = mix(std::rotl(sum, 23), word);
-  }
-  std::uint64_t last = 0;
-  // The data of an empty span may be null, which memcpy() does not allow.
-  if (at != bytes.size()) std::memcpy(&last, bytes.data() + at, bytes.size() - at);
-  return mix(sum, last);
-}
-
 /// Stores of this thread before the call are visible before those after it, also to a process that
 /// looks once this one is dead.
 void order_stores() noexcept { std::atomic_thread_fence(std::memory_order_release); }
@@ -55,22 +32,30 @@ void order_stores() noexcept { std::atomic_thread_fence(std::memory_order_releas
 
 std::uint64_t row_proof(const Block& block, std::uint32_t row,
                         std::uint64_t extent_serial) noexcept {
-  static_assert(sizeof block.key.bytes == 4 * sizeof(std::uint64_t));
-  std::array<std::uint64_t, 4> key;
-  std::memcpy(key.data(), block.key.bytes.data(), sizeof key);
-  const std::uint64_t place = std::uint64_t{row} << 32 | static_cast<std::uint32_t>(block.space);
-  const std::uint64_t written = std::uint64_t{block.owner} << 32 | block.sealed_s;
-  const std::uint64_t proof =
-      mix(mix(mix(key[0], key[1]), mix(key[2], key[3])), mix(mix(place, written), extent_serial));
-  return proof == 0 ? 1 : proof;
+  struct Covered {
+    BlockKey key;
+    std::uint64_t extent = 0;
+    std::uint32_t row = 0;
+    std::uint32_t space = 0;
+    std::uint32_t owner = 0;
+    std::uint32_t sealed_s = 0;
+  };
+  static_assert(std::has_unique_object_representations_v<Covered>);
+  const Covered covered{.key = block.key,
+                        .extent = extent_serial,
+                        .row = row,
+                        .space = static_cast<std::uint32_t>(block.space),
+                        .owner = block.owner,
+                        .sealed_s = block.sealed_s};
+  return std::max<std::uint64_t>(1, hash64(std::as_bytes(std::span(&covered, 1))));
 }
 
 std::uint64_t KeptExtent::hash() const noexcept {
-  std::uint64_t sum = mix(serial, std::uint64_t{shape} << 32 | frames);
-  for (std::uint32_t i = 0; i < run_count && i < runs.size(); ++i) {
-    sum = mix(std::rotl(sum, 23), std::uint64_t{runs[i].first} << 32 | runs[i].count);
-  }
-  return mix(sum, run_count);
+  KeptExtent covered = *this;
+  covered.check = 0;
+  covered.touched = 0;
+  constexpr std::size_t kEnd = offsetof(KeptExtent, runs) + sizeof(KeptExtent::runs);
+  return hash64(std::as_bytes(std::span(&covered, 1)).first(kEnd));
 }
 
 bool KeptExtent::is_whole() const noexcept {
@@ -93,7 +78,7 @@ struct KeptTables::Header {
   std::uint64_t huge_bytes = 0;
 
   [[nodiscard]] std::uint64_t hash() const noexcept {
-    return hash_of(std::as_bytes(std::span(this, 1)).first(offsetof(Header, check)), kMagic);
+    return hash64(std::as_bytes(std::span(this, 1)).first(offsetof(Header, check)), kMagic);
   }
 };
 
@@ -280,7 +265,7 @@ std::optional<unsigned> KeptTables::newest(Record record) const {
     RecordHead head;
     std::memcpy(&head, bytes.data(), sizeof head);
     if (head.sequence <= sequence || head.bytes > bytes.size() - sizeof head ||
-        head.check != hash_of(bytes.subspan(sizeof head, head.bytes), head.sequence)) {
+        head.check != hash64(bytes.subspan(sizeof head, head.bytes), head.sequence)) {
       continue;
     }
     sequence = head.sequence;
@@ -304,7 +289,7 @@ Result<void> KeptTables::write(Record record, std::span<const std::byte> bytes) 
   order_stores();
   std::copy(bytes.begin(), bytes.end(), to.begin() + sizeof written);
   written.bytes = bytes.size();
-  written.check = hash_of(bytes, sequence);
+  written.check = hash64(bytes, sequence);
   std::atomic_ref(written.sequence).store(sequence, std::memory_order_release);
   order_stores();
   return {};

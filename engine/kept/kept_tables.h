@@ -29,7 +29,7 @@ namespace pegaflow::engine {
 class KeptTables {
  public:
   /// The meaning of the bytes: raised with each change to Block, KeptExtent or the header.
-  static constexpr std::uint32_t kFormat = 1;
+  static constexpr std::uint32_t kFormat = 2;
 
   struct Layout {
     Id128 pool;  ///< The name of the pool, drawn with its memory.

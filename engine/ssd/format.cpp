@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "base/assert.h"
-#include "engine/ssd/hash.h"
+#include "engine/types/hash.h"
 
 namespace pegaflow::engine::ssd {
 namespace {

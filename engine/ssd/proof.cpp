@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "engine/ssd/hash.h"
+#include "engine/types/hash.h"
 
 namespace pegaflow::engine::ssd {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/assert.h"
 #include "engine/ssd/format.h"
-#include "engine/ssd/hash.h"
+#include "engine/types/hash.h"
 
 namespace pegaflow::engine::ssd {
 namespace {

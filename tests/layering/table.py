@@ -129,7 +129,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "xxhash.h": (
         "xxHash",
         (
-            "engine/ssd/hash.cpp",
+            "engine/types/hash.cpp",
             "engine/types/namespace_factors.cpp",
             "transport/checksum.cpp",
             "router/config/access.cpp",

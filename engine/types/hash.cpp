@@ -1,8 +1,8 @@
-#include "engine/ssd/hash.h"
+#include "engine/types/hash.h"
 
 #include <xxhash.h>
 
-namespace pegaflow::engine::ssd {
+namespace pegaflow::engine {
 
 std::uint64_t hash64(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
@@ -13,4 +13,4 @@ Checksum hash128(std::span<const std::byte> bytes) noexcept {
   return {.low = hash.low64, .high = hash.high64};
 }
 
-}  // namespace pegaflow::engine::ssd
+}  // namespace pegaflow::engine

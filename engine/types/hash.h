@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// The hashes of the format: XXH3.
+/// The hashes of what outlives a process, on disks and in kept tables: XXH3.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-namespace pegaflow::engine::ssd {
+namespace pegaflow::engine {
 
 [[nodiscard]] std::uint64_t hash64(std::span<const std::byte> bytes,
                                    std::uint64_t seed = 0) noexcept;
@@ -19,4 +19,4 @@ struct Checksum {
 };
 [[nodiscard]] Checksum hash128(std::span<const std::byte> bytes) noexcept;
 
-}  // namespace pegaflow::engine::ssd
+}  // namespace pegaflow::engine
