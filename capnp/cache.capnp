@@ -255,13 +255,16 @@ interface Session {
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.
 
-  reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8) -> (
+  reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8, depths :Data) -> (
     slots :List(UInt32), error :Error);
   # A job is of one kind, and the keys are those of its blocks.
   # One slot per key; 0xFFFFFFFF: skip the key. The first rank of an instance to call it decides each
   # key of the job for all ranks; the others get the same answer. `first` is the position of the first
   # key in the job. Each rank that called it ends the job with publish or abandon, even if all keys
   # are skipped.
+  # depths: one byte per key: 1 + log2(1 + n), rounded down, where n is the number of blocks of the
+  # kind before it in its prompt; 0: unknown. Empty, also from older clients: all are unknown. A
+  # server that may not write all blocks to its disks prefers those near the start of a prompt.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the

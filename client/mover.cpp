@@ -274,12 +274,16 @@ Mover::~Mover() {
 
 Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                          std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                         Device::Event after) {
+                         Device::Event after, std::span<const std::uint8_t> depths) {
+  if (!depths.empty() && depths.size() != keys.size()) {
+    return fail(Errc::kInvalidArgument, "{} depths for {} keys", depths.size(), keys.size());
+  }
   SaveJob accepted;
   accepted.kind = kind;
   accepted.id = job;
   accepted.job = {scheduler, job};
   accepted.keys.assign(keys.begin(), keys.end());
+  accepted.depths.assign(depths.begin(), depths.end());
   accepted.blocks.assign(blocks.begin(), blocks.end());
   accepted.after = after;
   return impl_->accept(std::move(accepted));

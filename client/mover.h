@@ -68,11 +68,14 @@ class Mover {
   /// cache has or has no room for. Job numbers rise within a scheduler, over all kinds. If this
   /// rank has no layer of the kind, the job is reported at once, with all keys skipped. Errors:
   /// kPeerLost when there is no server, kBusy at max_jobs, kInvalidArgument for an unknown kind, no
-  /// key, a number of blocks other than keys x members or a block out of range; the job is then not
-  /// accepted.
+  /// key, a number of blocks other than keys x members, a block out of range, or a number of depths
+  /// other than none or one for each key; the job is then not accepted.
+  ///
+  /// `depths` say how far behind the start of their prompts the blocks lie, as in the wire's
+  /// `reserve`; none: unknown.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                     std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                    Device::Event after);
+                    Device::Event after, std::span<const std::uint8_t> depths = {});
   /// The same for kind 0.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
                     std::span<const std::uint32_t> blocks, Device::Event after) {

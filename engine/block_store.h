@@ -18,6 +18,7 @@
 #include "engine/frames/block_listener.h"
 #include "engine/ssd/proof.h"
 #include "engine/tables/lost_blocks.h"
+#include "engine/types/depth.h"
 #include "engine/types/ids.h"
 #include "engine/types/shape.h"
 
@@ -357,7 +358,9 @@ class BlockStore {
     BlockKey key;
     ShapeId shape{};
     bool is_replica = false;
-    bool was_used = false;  ///< Claimed or evicted and saved again since, as far as is known.
+    bool was_used = false;   ///< Claimed or lent since it was saved, or read from a disk.
+    bool came_back = false;  ///< Evicted and saved again, as far as the eviction policy knows.
+    Depth depth = kUnknownDepth;
   };
   /// The block of a frame; no value unless it is sealed and was not invalidated.
   [[nodiscard]] std::optional<Resident> resident(FrameIndex frame) const;
@@ -410,6 +413,9 @@ class BlockStore {
   /// results only for the keys before the first whose room is still being made by an exchange of
   /// extents: repeat the call for the rest in a later event-loop iteration. Each such call does its
   /// share of the exchange.
+  ///
+  /// `depths`: what the client sent for each key (see depth_from_sent()), for the tier below; keys
+  /// beyond its end are of unknown depth.
   /// Errors: kGone for an unknown or lost holder, for a retired generation, or when the job was
   /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, generation or
   /// number of shards, was published by this one, when this one has no page in such blocks, or
@@ -417,7 +423,8 @@ class BlockStore {
   /// has reserved; kBusy when there are `max_reservations` jobs.
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
-                                          NoRoom no_room = NoRoom::kSkip);
+                                          NoRoom no_room = NoRoom::kSkip,
+                                          std::span<const std::uint8_t> depths = {});
   /// The frames that the job still has to publish, in the order in which reserve() returned them.
   /// Empty where publish() would return kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;

@@ -302,12 +302,14 @@ Result<void> WireClient::end_load(std::uint64_t pin, const Id128& token) {
 
 Result<std::vector<std::uint32_t>> WireClient::reserve(const JobId& job,
                                                        std::span<const BlockKey> keys,
-                                                       std::uint32_t first, std::uint8_t kind) {
+                                                       std::uint32_t first, std::uint8_t kind,
+                                                       std::span<const std::uint8_t> depths) {
   return guarded([&] {
     auto request = session_.reserveRequest(room_for(keys));
     write_job(job, request.initJob());
     request.setKind(kind);
     request.setFirst(first);
+    if (!depths.empty()) request.setDepths({depths.data(), depths.size()});
     set_keys(request.initKeys(), keys);
     return read_slots(request.send().wait(io_.waitScope));
   });

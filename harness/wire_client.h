@@ -129,7 +129,8 @@ class WireClient {
   static constexpr std::uint32_t kNoFrame = 0xFFFFFFFF;
   /// Returns a slot per key; kNoFrame where the server skips the key.
   Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys,
-                                             std::uint32_t first = 0, std::uint8_t kind = 0);
+                                             std::uint32_t first = 0, std::uint8_t kind = 0,
+                                             std::span<const std::uint8_t> depths = {});
   Result<void> publish(const JobId& job);
   Result<void> abandon(const JobId& job);
   /// The name of a job whose scheduler is this process.

@@ -373,11 +373,13 @@ class PyMover {
   [[nodiscard]] std::vector<std::uint64_t> kind_page_bytes() const { return mover_->page_bytes(); }
 
   void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
-            std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue,
-            std::size_t kind) {
+            std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue, std::size_t kind,
+            const std::string& depths) {
+    const std::span<const std::uint8_t> sent(reinterpret_cast<const std::uint8_t*>(depths.data()),
+                                             depths.size());
     const Device::Event after = value_or_raise(device_->record_event(Device::Queue{queue}));
     value_or_raise(mover_->save(to_id(scheduler), job, kind, to_keys(packed, key_bytes),
-                                to_blocks(blocks), after));
+                                to_blocks(blocks), after, sent));
   }
   void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
             const std::optional<std::pair<double, double>>& computing) {
@@ -584,7 +586,7 @@ void add_mover(py::module_& module) {
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
       .def_property_readonly("kind_page_bytes", &PyMover::kind_page_bytes)
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
-           "queue"_a = 0, "kind"_a = 0)
+           "queue"_a = 0, "kind"_a = 0, "depths"_a = py::bytes())
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
            "computing"_a = py::none())
       .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,

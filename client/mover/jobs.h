@@ -35,6 +35,7 @@ struct SaveJob : MoverJob {
   JobId job;
   std::size_t kind = 0;
   std::vector<BlockKey> keys;
+  std::vector<std::uint8_t> depths;   ///< As the wire has them: one for each key, or none.
   std::vector<std::uint32_t> blocks;  ///< Those of all members for each key.
   Device::Event after = Device::Event::kNow;
   std::size_t skipped = 0;  ///< Keys without a slot.

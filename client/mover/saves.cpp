@@ -27,11 +27,12 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
     job.skipped = job.keys.size();
     return finish(ticket, 0, std::nullopt);
   }
-  auto request = link_.session().reserveRequest(
-      capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + 32, 0});
+  auto request = link_.session().reserveRequest(capnp::MessageSize{
+      keys_words(job.keys.size(), BlockKey::kMaxBytes) + job.depths.size() / 8 + 33, 0});
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
   request.setKind(static_cast<std::uint8_t>(job.kind));
+  if (!job.depths.empty()) request.setDepths({job.depths.data(), job.depths.size()});
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);
   tasks_.add(link_

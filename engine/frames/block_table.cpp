@@ -281,8 +281,10 @@ void BlockTable::note_use(Extent& extent, std::uint64_t before) noexcept {
 }
 
 FrameIndex BlockTable::take_free(ShapeId id, SpaceId space, const BlockKey& key,
-                                 std::uint32_t owner) {
-  return take(id, space, key, FrameState::kWritten, owner);
+                                 std::uint32_t owner, Depth depth) {
+  const FrameIndex row = take(id, space, key, FrameState::kWritten, owner);
+  block_at(row).depth = depth & kMostDepth;
+  return row;
 }
 
 FrameIndex BlockTable::take_for_fetch(ShapeId id, SpaceId space, const BlockKey& key) {
@@ -409,6 +411,7 @@ void BlockTable::hold(FrameIndex row) {
     return;
   }
   EvictionPolicy& policy = policy_of(of(extent.shape()), block);
+  block.used = 1;
   if (block.holds++ != 0) {
     policy.used_again(row);
     return;

@@ -176,7 +176,8 @@ class BlockTable {
   // ---- changing
 
   /// Puts a block that is not in the index into a free frame: written, owned by `owner`.
-  FrameIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner);
+  FrameIndex take_free(ShapeId shape, SpaceId space, const BlockKey& key, std::uint32_t owner,
+                       Depth depth = kUnknownDepth);
   /// The same for a block that is fetched.
   FrameIndex take_for_fetch(ShapeId shape, SpaceId space, const BlockKey& key);
   /// Sets the state of the row's fetch.

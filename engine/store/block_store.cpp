@@ -322,9 +322,9 @@ bool BlockStore::is_lent(LeaseId lease) const { return impl_->leases.is_lent(lea
 
 Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId space,
                                                     const JobId& job, std::size_t first,
-                                                    std::span<const BlockKey> keys,
-                                                    NoRoom no_room) {
-  return impl_->writer.reserve(holder, space, job, first, keys, no_room);
+                                                    std::span<const BlockKey> keys, NoRoom no_room,
+                                                    std::span<const std::uint8_t> depths) {
+  return impl_->writer.reserve(holder, space, job, first, keys, no_room, depths);
 }
 
 std::span<const FrameIndex> BlockStore::frames_of(HolderId holder, const JobId& job) const {
@@ -436,7 +436,9 @@ std::optional<BlockStore::Resident> BlockStore::resident(FrameIndex frame) const
                   .key = block.key,
                   .shape = impl_->blocks.table().shape_of(frame),
                   .is_replica = block.owner == kReplica,
-                  .was_used = block.note > 1};
+                  .was_used = block.used != 0 || block.owner == kRestored,
+                  .came_back = block.note > 1,
+                  .depth = static_cast<Depth>(block.depth)};
 }
 
 void BlockStore::next_victims(std::uint64_t bytes, std::size_t most,

@@ -92,8 +92,9 @@ class ResidentBlocks {
   // ---- blocks that come
 
   /// Takes a free frame of `shape` for a block that job row `owner` writes.
-  FrameIndex take_to_save(const Space& space, const BlockKey& key, std::uint32_t owner) {
-    return table_.take_free(space.shape, space.id, key, owner);
+  FrameIndex take_to_save(const Space& space, const BlockKey& key, std::uint32_t owner,
+                          Depth depth) {
+    return table_.take_free(space.shape, space.id, key, owner, depth);
   }
   FrameIndex take_to_fetch(const Space& space, const BlockKey& key) {
     return table_.take_for_fetch(space.shape, space.id, key);

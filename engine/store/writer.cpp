@@ -33,7 +33,8 @@ Result<std::uint32_t> Writer::reservable(Holder& writer, const Space& where,
 
 Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, const JobId& id,
                                                 std::size_t first, std::span<const BlockKey> keys,
-                                                BlockStore::NoRoom no_room) {
+                                                BlockStore::NoRoom no_room,
+                                                std::span<const std::uint8_t> depths) {
   Holder* const writer = holders_.active(holder);
   if (writer == nullptr) return fail(Errc::kGone, "reserve for a holder that left");
   Space* const where = spaces_.live(space);
@@ -73,22 +74,25 @@ Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, 
   }
   blocks_.read_clock();
   std::uint32_t steps = options_.slice_blocks;
-  decided += blocks_.table().find_each(where->shape, space, keys.subspan(decided),
-                                       [&, known = decided](std::size_t i, FrameIndex present) {
-                                         const auto frame = decide(*where, keys[known + i], present,
-                                                                   steps, no_room, add_job);
-                                         if (!frame) return false;
-                                         frames[known + i] = *frame;
-                                         if (is_shared) jobs_.add_answer(row, *frame);
-                                         return true;
-                                       });
+  decided += blocks_.table().find_each(
+      where->shape, space, keys.subspan(decided),
+      [&, known = decided](std::size_t i, FrameIndex present) {
+        const std::size_t at = known + i;
+        const auto frame = decide(*where, keys[at],
+                                  at < depths.size() ? depth_from_sent(depths[at]) : kUnknownDepth,
+                                  present, steps, no_room, add_job);
+        if (!frame) return false;
+        frames[at] = *frame;
+        if (is_shared) jobs_.add_answer(row, *frame);
+        return true;
+      });
   frames.resize(decided);
   if (is_shared) jobs_.note_requested(row, writer->shard, first + decided);
   return frames;
 }
 
 template <typename AddJob>
-std::optional<FrameIndex> Writer::decide(const Space& space, const BlockKey& key,
+std::optional<FrameIndex> Writer::decide(const Space& space, const BlockKey& key, Depth depth,
                                          FrameIndex present, std::uint32_t& steps,
                                          BlockStore::NoRoom no_room, AddJob&& add_job) {
   if (present != kNoFrame) {
@@ -109,7 +113,7 @@ std::optional<FrameIndex> Writer::decide(const Space& space, const BlockKey& key
     return kNoFrame;
   }
   const std::uint32_t row = add_job();
-  const FrameIndex frame = blocks_.take_to_save(space, key, row);
+  const FrameIndex frame = blocks_.take_to_save(space, key, row, depth);
   jobs_.add_frame(row, frame);
   return frame;
 }

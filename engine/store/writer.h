@@ -37,7 +37,8 @@ class Writer {
 
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
-                                          BlockStore::NoRoom no_room);
+                                          BlockStore::NoRoom no_room,
+                                          std::span<const std::uint8_t> depths);
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
   [[nodiscard]] bool is_saving(const JobId& job) const;
   [[nodiscard]] std::optional<SpaceId> space_of_job(const JobId& job) const;
@@ -67,9 +68,9 @@ class Writer {
   /// NoRoom::kStop when room for it is still being made. `add_job` creates the job's row if there
   /// is none.
   template <typename AddJob>
-  std::optional<FrameIndex> decide(const Space& space, const BlockKey& key, FrameIndex present,
-                                   std::uint32_t& steps, BlockStore::NoRoom no_room,
-                                   AddJob&& add_job);
+  std::optional<FrameIndex> decide(const Space& space, const BlockKey& key, Depth depth,
+                                   FrameIndex present, std::uint32_t& steps,
+                                   BlockStore::NoRoom no_room, AddJob&& add_job);
 
   const BlockStore::Options& options_;
   const Clock& clock_;

@@ -13,6 +13,7 @@
 #include "engine/tables/index_list.h"
 #include "engine/tables/prefetch.h"
 #include "engine/tables/zero_pages.h"
+#include "engine/types/depth.h"
 #include "engine/types/ids.h"
 
 namespace pegaflow::engine {
@@ -49,7 +50,9 @@ struct alignas(64) Block {
   std::uint32_t owner = 0;
   std::uint32_t sealed_s = 0;      ///< When it was sealed, in seconds by the caller's clock.
   std::uint32_t idle_since_s = 0;  ///< When it last became evictable; kSealed only.
-  std::uint32_t holds : 25 = 0;    ///< Claims, pins and leases that contain it.
+  std::uint32_t holds : 21 = 0;    ///< Claims, pins and leases that contain it.
+  std::uint32_t depth : 3 = 0;     ///< A Depth, as its first writer gave it.
+  std::uint32_t used : 1 = 0;      ///< It was held after it was sealed.
   std::uint32_t note : 4 = 0;      ///< For the eviction policy; 0 while no policy has the row.
   FrameState state : 2 = FrameState::kFree;
   /// The index has an entry for it. False for a forgotten block whose key was reserved again, for a
@@ -58,7 +61,7 @@ struct alignas(64) Block {
 };
 static_assert(sizeof(Block) == 64);
 inline constexpr std::uint32_t kNoteMask = 0xF;
-inline constexpr std::uint32_t kMaxHolds = (1U << 25) - 1;
+inline constexpr std::uint32_t kMaxHolds = (1U << 21) - 1;
 
 /// The rows of all frames, and the counter from which their ages follow. Thread-bound.
 class BlockRows {

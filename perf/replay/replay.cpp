@@ -29,6 +29,7 @@ struct ReplayOptions {
   std::int64_t requests = 0;
   std::int64_t rounds = 24;
   std::int64_t ssd_blocks = 0;
+  std::uint64_t ssd_write_budget = 0;
   Duration pause{};
   std::int64_t nodes = 1;
   std::string deal = "round-robin";
@@ -105,6 +106,7 @@ Result<std::vector<ReplayResult>> replay_size(const ReplayOptions& options, std:
                                      .eviction = name,
                                      .seed = static_cast<std::uint64_t>(options.common.seed),
                                      .ssd_blocks = static_cast<std::uint64_t>(options.ssd_blocks),
+                                     .ssd_write_budget = options.ssd_write_budget,
                                      .pause = options.pause}));
     pools.push_back(std::move(pool));
     results.push_back({.blocks = blocks, .eviction = name});
@@ -181,6 +183,9 @@ void declare(OptionTable& table, ReplayOptions& options) {
   table.integer("ssd-blocks", options.ssd_blocks, 0, 100'000'000,
                 "Blocks that a disk below each pool takes: a file of the SSD tier in the temporary "
                 "directory; 0: none.");
+  table.bytes("ssd-write-budget", options.ssd_write_budget, 0, std::uint64_t{1} << 60,
+              "The option of the server: bytes a day; 0: no limit. The replay of an hour takes a "
+              "minute, so its budget is 1,440 times what it may write.");
   table.duration("pause", options.pause, Duration::zero(), std::chrono::seconds(1),
                  "Pause after each request, in which a disk may write what is evicted next: traces "
                  "are replayed hundreds of times faster than they were recorded.");

@@ -9,6 +9,7 @@
 
 #include "base/page_layout.h"
 #include "engine/ssd/format.h"
+#include "engine/types/depth.h"
 #include "perf/lib/workload.h"
 
 namespace pegaflow::perf {
@@ -77,7 +78,8 @@ Result<std::unique_ptr<ReplayPool>> ReplayPool::start(kj::AsyncIoContext& io,
         (options.ssd_blocks + kSegmentBlocks - 1) / kSegmentBlocks + kHeadSegments;
     arguments.insert(arguments.end(),
                      {"--ssd-cache-path", disk->path() + "/ssd", "--ssd-cache-capacity",
-                      fmt::format("{}mb", segments), "--ssd-segment-size", "1mb"});
+                      fmt::format("{}mb", segments), "--ssd-segment-size", "1mb",
+                      "--ssd-write-budget", std::to_string(options.ssd_write_budget)});
   }
   PEGA_TRY_LET(harness::ServerProcess server,
                harness::ServerProcess::start({.program = options.program,
@@ -181,8 +183,12 @@ Result<void> ReplayPool::save(const Prompt& prompt, std::size_t first,
   if (keys.empty()) return {};
   Stopwatch save;
   const JobId job = client_->job(next_job_++);
+  std::vector<std::uint8_t> depths;
+  for (std::size_t i = first; i < prompt.size(); ++i) {
+    depths.push_back(engine::sent_depth(static_cast<std::uint32_t>(i)));
+  }
   PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-               save.time([&] { return client_->reserve(job, keys); }));
+               save.time([&] { return client_->reserve(job, keys, 0, 0, depths); }));
   if (slots.size() != prompt.size() - first) {
     return fail(Errc::kInternal, "{} slots came for {} blocks", slots.size(),
                 prompt.size() - first);

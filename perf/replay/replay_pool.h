@@ -39,7 +39,8 @@ class ReplayPool {
     std::uint64_t seed = 0;  ///< Seed of the keys.
     /// Blocks that the server's disk takes, in whole segments; 0: it has no disk.
     std::uint64_t ssd_blocks = 0;
-    Duration pause{};  ///< After each request.
+    std::uint64_t ssd_write_budget = 0;  ///< The server's option; 0: no limit.
+    Duration pause{};                    ///< After each request.
   };
   /// Errors: as ServerProcess::start(); the server's; kRefused when its pool has another size, as
   /// where huge pages are reserved and the pool is not a multiple of them.

@@ -295,14 +295,19 @@ class Mover:
         blocks: Sequence[int],
         queue: int = 0,
         kind: int = 0,
+        depths: bytes = b"",
     ) -> None:
         """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream.
 
         ``blocks``: those of all members of ``kind`` for the first key, then for the next one. For a
         kind without members it is empty, and the job is reported at once with all keys skipped.
 
+        ``depths``: for each key one byte, 1 + log2(1 + n) rounded down for a block with n blocks
+        before it in its prompt, or 0; empty: unknown. A server that may not write all blocks to
+        its disks prefers those near the start.
+
         Raises:
-            InvalidArgument: An unknown kind, no key, or blocks that do not fit the keys.
+            InvalidArgument: An unknown kind, no key, or blocks or depths that do not fit the keys.
             PeerLost: There is no server.
             Busy: Too many jobs are in flight or not taken.
         """

@@ -319,7 +319,8 @@ Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
 
 Result<std::vector<std::uint32_t>> CacheService::reserve(
     const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
-    bool has_more, engine::BlockStore::NoRoom no_room, std::size_t kind) {
+    bool has_more, engine::BlockStore::NoRoom no_room, std::size_t kind,
+    std::span<const std::uint8_t> depths) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY(check_kind(instance, kind));
@@ -341,7 +342,7 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
                 instance.saver(shard));
   }
   const engine::SpaceId space = space_of(instance, kind);
-  auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room);
+  auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room, depths);
   const bool is_unfinished = reserved.has_value() && (has_more || reserved->size() < keys.size());
   begun(instance, job, kind, shard, is_unfinished);
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));

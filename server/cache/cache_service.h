@@ -286,7 +286,7 @@ class CacheService {
   Result<std::vector<std::uint32_t>> reserve(
       const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
       bool has_more = false, engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip,
-      std::size_t kind = 0);
+      std::size_t kind = 0, std::span<const std::uint8_t> depths = {});
   /// The time in which room may be made for a save of `blocks`, before the rest of them is skipped.
   [[nodiscard]] Duration reserve_patience(const Id128& connection, std::size_t blocks) const;
   /// Seals kPublishSlice blocks; returns how many blocks are left. `checksums` come with the first
@@ -398,7 +398,10 @@ class CacheService {
     /// Its writer's, the same; kNone where unknown. Empty if the namespace has kinds of blocks:
     /// members of a kind share a page, and a checksum of theirs is not that of the page's bytes.
     std::vector<std::uint64_t> checksums;
-    bool was_used = false;  ///< See BlockStore::Resident.
+    // See BlockStore::Resident.
+    bool was_used = false;
+    bool came_back = false;
+    engine::Depth depth = engine::kUnknownDepth;
   };
   /// The block of a frame; no value unless it is sealed, findable and no replica.
   [[nodiscard]] std::optional<Stored> stored(engine::FrameIndex frame) const;

@@ -274,7 +274,9 @@ std::optional<CacheService::Stored> CacheService::stored(engine::FrameIndex fram
                   .offsets = {},
                   .page_bytes = {},
                   .checksums = {},
-                  .was_used = resident->was_used};
+                  .was_used = resident->was_used,
+                  .came_back = resident->came_back,
+                  .depth = resident->depth};
     const auto shards = static_cast<std::uint32_t>(kind->shape.shards.size());
     const bool has_kinds = !namespaces_->find(named.id)->rules.kinds.empty();
     for (std::uint32_t shard = 0; shard < shards; ++shard) {

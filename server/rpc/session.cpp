@@ -204,6 +204,7 @@ class SessionImpl final : public wire::Session::Server {
     struct State {
       std::vector<BlockKey> scratch;  // Its own: other calls run between the slices.
       std::span<const BlockKey> keys;
+      std::span<const std::uint8_t> depths;
       Result<std::vector<std::uint32_t>> slots;
     };
     auto state = kj::heap<State>();
@@ -214,13 +215,22 @@ class SessionImpl final : public wire::Session::Server {
       return finish(measured, read);
     }
     shared.keys = *read;
+    const auto depths = call.getParams().getDepths();
+    if (depths.size() != 0 && depths.size() != shared.keys.size()) {
+      const Result<void> refused = fail(Errc::kInvalidArgument, "reserve: {} depths for {} keys",
+                                        depths.size(), shared.keys.size());
+      write_error(refused.error(), call.getResults().initError());
+      return finish(measured, refused);
+    }
+    shared.depths = {depths.begin(), depths.size()};
     const TimePoint no_longer_than =
         context_.clock.now() + service_.reserve_patience(connection_, shared.keys.size());
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,
              [this, &shared, job, kind, first, no_longer_than]() {
-               return reserve_slice(job, kind, first, shared.keys, no_longer_than, shared.slots);
+               return reserve_slice(job, kind, first, shared.keys, shared.depths, no_longer_than,
+                                    shared.slots);
              })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           answer_slots(state->slots, call);
@@ -604,14 +614,15 @@ class SessionImpl final : public wire::Session::Server {
   /// True while there are keys left to reserve. A slice may end early, or reserve nothing, where
   /// large blocks wait for small ones to make room.
   bool reserve_slice(const JobId& job, std::size_t kind, std::size_t first,
-                     std::span<const BlockKey> keys, TimePoint no_longer_than,
-                     Result<std::vector<std::uint32_t>>& slots) {
+                     std::span<const BlockKey> keys, std::span<const std::uint8_t> depths,
+                     TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
     const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
     const bool may_wait = context_.clock.now() < no_longer_than;
     auto slice = service_.reserve(
         connection_, job, first + done, keys.subspan(done, count), done + count < keys.size(),
-        may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip, kind);
+        may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip, kind,
+        depths.empty() ? depths : depths.subspan(done, count));
     if (!slice) {
       // The caller gets no slot, so the slots of earlier slices are not written.
       if (done != 0) (void)service_.abandon(connection_, job);

@@ -44,6 +44,7 @@ SsdWriter::~SsdWriter() noexcept { service_.store().set_listener(nullptr); }
 void SsdWriter::sealed(engine::FrameIndex frame, From from) {
   if (frame >= unwritten_.size()) unwritten_.resize(std::size_t{frame} + 1);
   unwritten_[frame] = from == From::kEngine;
+  if (frame < rejected_.size()) rejected_[frame] = Rejected::kNo;
   ++changes_;
   wake();
 }
@@ -99,10 +100,11 @@ bool SsdWriter::write(engine::FrameIndex frame) {
   if (writing_.contains(frame)) return true;
   const auto stored = service_.stored(frame);
   if (!stored) return true;
+  bool is_renewal = false;
   if (const SsdDisk* const has = disks_.having(stored->origin, stored->key); has != nullptr) {
     note_handled(frame);
     if (!has->is_leaving(stored->origin, stored->key)) return true;
-    ++counted_.renewed;
+    is_renewal = true;
   }
   SsdDisk* const disk = disks_.taking();
   if (disk == nullptr) return false;
@@ -116,8 +118,7 @@ bool SsdWriter::write(engine::FrameIndex frame) {
     note_handled(frame);
     return true;
   }
-  if (!budget_.take(bytes, stored->was_used, clock_.now())) {
-    ++counted_.rejected_budget;
+  if (!is_in_budget(frame, *stored, bytes)) {
     note_handled(frame);
     return true;
   }
@@ -135,9 +136,38 @@ bool SsdWriter::write(engine::FrameIndex frame) {
     note_handled(frame);
     return true;
   }
+  if (is_renewal) ++counted_.renewed;
   *id = *begun;
   writing_.emplace(frame, Write{.disk = disk, .id = *begun, .bytes = bytes});
   return true;
+}
+
+/// Whether the budget takes the block. A rejected one is offered again only once it was used.
+bool SsdWriter::is_in_budget(engine::FrameIndex frame, const CacheService::Stored& block,
+                             std::uint64_t bytes) {
+  if (!budget_.is_limited()) return true;
+  if (drained_) {
+    // The last opportunity: what is left of the budget is of no use later.
+    if (budget_.take_last(bytes, clock_.now())) return true;
+    ++counted_.rejected_budget;
+    return false;
+  }
+  if (frame >= rejected_.size()) rejected_.resize(std::size_t{frame} + 1, Rejected::kNo);
+  Rejected& rejected = rejected_[frame];
+  if (rejected == Rejected::kUsed || (rejected == Rejected::kUnused && !block.was_used)) {
+    return false;
+  }
+  if (budget_.take({.key = block.key,
+                    .bytes = bytes,
+                    .was_used = block.was_used,
+                    .came_back = block.came_back,
+                    .depth = block.depth},
+                   clock_.now())) {
+    return true;
+  }
+  if (rejected == Rejected::kNo) ++counted_.rejected_budget;
+  rejected = block.was_used ? Rejected::kUsed : Rejected::kUnused;
+  return false;
 }
 
 void SsdWriter::ended(engine::FrameIndex frame, SsdDisk::WriteId id, SsdDisk::Written written) {

@@ -82,6 +82,8 @@ class SsdWriter final : public engine::BlockListener, private kj::TaskSet::Error
   }
   void look_ahead();
   bool write(engine::FrameIndex frame);
+  bool is_in_budget(engine::FrameIndex frame, const CacheService::Stored& block,
+                    std::uint64_t bytes);
   void ended(engine::FrameIndex frame, SsdDisk::WriteId id, SsdDisk::Written written);
   void taskFailed(kj::Exception&& exception) override;
 
@@ -99,6 +101,9 @@ class SsdWriter final : public engine::BlockListener, private kj::TaskSet::Error
   std::deque<engine::FrameIndex> wanted_;
   std::unordered_map<engine::FrameIndex, Write> writing_;
   std::vector<bool> unwritten_;  ///< By frame: a block that no disk has, and none has rejected.
+  /// By frame: whether the budget has rejected its block, and rejected it after it was used.
+  enum class Rejected : std::uint8_t { kNo, kUnused, kUsed };
+  std::vector<Rejected> rejected_;
   std::uint64_t writing_bytes_ = 0;
   std::function<void()> drained_;
   Stats counted_;

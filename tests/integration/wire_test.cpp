@@ -363,6 +363,24 @@ TEST_SUITE("save and load") {
     CHECK(engine.server.metric(R"(pegaflow_load_blocks_total{written_by="this_process"})") == 0);
   }
 
+  TEST_CASE("a reservation has as many depths as keys, or none") {
+    Engine engine;
+    const auto keys = make_keys(1, 3);
+    const std::vector<std::uint8_t> depths = {1, 2, 255};
+
+    const auto refused =
+        engine.worker.reserve(engine.job(), keys, 0, 0, std::span(depths).first(2));
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == Errc::kInvalidArgument);
+    CHECK(has(refused.error().detail, "2 depths for 3 keys"));
+    CHECK(engine.server.metric("pegaflow_reservations") == 0);
+
+    const JobId job = engine.job();
+    CHECK(engine.worker.reserve(job, keys, 0, 0, depths));
+    CHECK(engine.worker.publish(job));
+    CHECK(engine.worker.lookup(keys).blocks == 3);
+  }
+
   TEST_CASE("a block that exists or is being saved is skipped") {
     Engine engine;
     const auto keys = make_keys(1, 6);

@@ -173,7 +173,9 @@ class Mover:
         key_bytes: int,
         blocks: Sequence[int],
         kind: int = 0,
+        depths: bytes = b"",
     ) -> None:
+        assert len(depths) * key_bytes == len(keys), "the connector knows all depths"
         names = [keys[i : i + key_bytes] for i in range(0, len(keys), key_bytes)]
         assert len(blocks) == len(names) * len(self._places[kind]), "blocks of all members"
         assert job not in self._saves and 0 not in blocks

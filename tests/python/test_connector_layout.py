@@ -287,7 +287,7 @@ def test_saves_follow_the_stream_that_is_current_at_their_submission(monkeypatch
     class Mover:
         page_bytes = 7
 
-        def save(self, *arguments):
+        def save(self, *arguments, **_more):
             saved.append(arguments)
 
     class Stream:

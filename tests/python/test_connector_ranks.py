@@ -242,7 +242,7 @@ def stop_saving(one: rank.Rank) -> None:
     mover = side.mover
 
     class Held:
-        def save(self, *arguments: Any) -> None:
+        def save(self, *arguments: Any, **_more: Any) -> None:
             held.append(arguments)
 
         def __getattr__(self, name: str) -> Any:

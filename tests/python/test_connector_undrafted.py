@@ -198,7 +198,7 @@ def test_a_late_block_that_was_reallocated_without_drafts_is_not_saved(pega, pro
         pool = one.scheduler.kv_cache_manager.block_pool
         (block,) = (b.block_id for b in pool.blocks if b.block_hash and b.block_hash[:-4] == name)
         side = one.connector._scheduler
-        late = Late(bytes(32), name, (block,), None, 0)
+        late = Late(bytes(32), name, (block,), None, 0, 0)
         side.saves.wait(late)
         assert side.saves.orders() == []
         side._undrafted.allocated([block])

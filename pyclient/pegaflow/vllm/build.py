@@ -436,10 +436,10 @@ class _OnStream:
         keys: bytes,
         key_bytes: int,
         blocks: Sequence[int],
-        **kind: int,
+        **more: Any,
     ) -> None:
         stream = self._current_stream(self._device_index).cuda_stream
-        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream, **kind)
+        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream, **more)
 
     def follow(self, within_s: float) -> Sequence[Any]:
         stream = self._current_stream(self._device_index).cuda_stream

@@ -22,6 +22,7 @@ class SaveOrder:
     key_bytes: int
     blocks: list[int]  #: For each key, one of each member of the kind.
     kind: int = 0
+    depths: bytes = b""  #: For each key, as the native mover takes them; empty: unknown.
 
     @property
     def count(self) -> int:

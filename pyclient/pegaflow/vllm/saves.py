@@ -81,6 +81,7 @@ class _Job:
     number: int
     kind: int
     keys: list[bytes] = dataclasses.field(default_factory=list)
+    depths: bytearray = dataclasses.field(default_factory=bytearray)  #: See SaveOrder.
     block_ids: list[int] = dataclasses.field(default_factory=list)
     pinned: list[Any] = dataclasses.field(default_factory=list)
     #: The names of those that KV events report.
@@ -97,6 +98,7 @@ class Late:
     ids: tuple[int, ...]  #: vLLM's blocks: one of each member of the kind.
     run: Any  #: With its place in it: the data for KV events; None without them.
     index: int
+    before: int  #: The blocks of its kind before it in its prompt.
     kind: int = 0
     groups: tuple[int, ...] = ()  #: vLLM's cache groups of the blocks; empty: there is only one.
 
@@ -232,7 +234,9 @@ class Saves:
             if self.job_with(late.key, late.kind):
                 continue
             if self._hold(late):
-                self.add(late.key, late.ids, late.run, late.index, kind=late.kind)
+                self.add(
+                    late.key, late.ids, late.run, late.index, before=late.before, kind=late.kind
+                )
             else:
                 self.dropped(1, "pin_limit")
 
@@ -243,12 +247,19 @@ class Saves:
         return self.blocks.hold(late.ids, late.hash, late.groups)
 
     def add(
-        self, key: bytes, ids: Sequence[int], run: Any = None, index: int = 0, *, kind: int = 0
+        self,
+        key: bytes,
+        ids: Sequence[int],
+        run: Any = None,
+        index: int = 0,
+        *,
+        before: int,
+        kind: int = 0,
     ) -> int:
         """Saves a block with the next step; the number of its job.
 
         ``ids`` are one of vLLM's blocks of each member of the kind, ``index`` is the block's place
-        in ``run``.
+        in ``run``, ``before`` the number of blocks of its kind before it in its prompt.
         """
         job = self._open.get(kind)
         if job is None or len(job.keys) == _native.MAX_KEYS or len(job.keys[0]) != len(key):
@@ -259,6 +270,7 @@ class Saves:
         if run is not None:
             job.told.append(self._events.offer(run, index))
         job.keys.append(key)
+        job.depths.append((before + 1).bit_length())
         job.block_ids += ids
         self._keys[kind][key] = job.number
         self._pinned += len(ids)
@@ -278,7 +290,12 @@ class Saves:
         self._close_all()
         return [
             SaveOrder(
-                job.number, b"".join(job.keys), len(job.keys[0]), job.block_ids, kind=job.kind
+                job.number,
+                b"".join(job.keys),
+                len(job.keys[0]),
+                job.block_ids,
+                kind=job.kind,
+                depths=bytes(job.depths),
             )
             # Job numbers rise within a scheduler.
             for job in sorted(self._jobs.values(), key=lambda job: job.number)

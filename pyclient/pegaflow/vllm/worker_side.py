@@ -300,8 +300,10 @@ class WorkerSide:
             )
 
     def _save(self, scheduler: bytes, order: SaveOrder) -> None:
-        kind = {"kind": order.kind} if order.kind else {}
-        self.mover.save(scheduler, order.job, order.keys, order.key_bytes, order.blocks, **kind)
+        more: dict[str, Any] = {"depths": order.depths} if order.depths else {}
+        if order.kind:
+            more["kind"] = order.kind
+        self.mover.save(scheduler, order.job, order.keys, order.key_bytes, order.blocks, **more)
 
     def submit_saves(self, plan: StepPlan) -> None:
         """Called when the step's forward pass is queued: the mover records it as an event.

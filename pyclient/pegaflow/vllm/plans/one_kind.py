@@ -181,12 +181,14 @@ class OneKindProgress:
                 self.last_job = max(self.last_job, job)
             elif table[index] != 0:
                 if saves.room > 0:
-                    self.last_job = saves.add(key, (table[index],), run, index - first)
+                    self.last_job = saves.add(
+                        key, (table[index],), run, index - first, before=index
+                    )
                 elif not last:
                     return
                 else:
                     block_hash = self._chain.hash(index)
-                    saves.wait(Late(key, block_hash, (table[index],), run, index - first))
+                    saves.wait(Late(key, block_hash, (table[index],), run, index - first, index))
             self.next_save = index + 1
 
     def _wants_tail(self, tokens: int) -> bool:
@@ -213,7 +215,7 @@ class OneKindProgress:
         if job := saves.job_with(key):
             self.last_job = max(self.last_job, job)
         elif key and saves.room > 0:
-            self.last_job = saves.add(key, (table[index],))
+            self.last_job = saves.add(key, (table[index],), before=index)
         else:
             return
         self._tail_saved = True

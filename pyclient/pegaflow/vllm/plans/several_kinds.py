@@ -211,12 +211,12 @@ class SeveralKindsProgress:
             key = self._keys.key(one.kind, one.block)
             job = saves.job_with(key, one.kind)
             if not job:
-                job = saves.add(key, one.ids, run, index, kind=one.kind)
+                job = saves.add(key, one.ids, run, index, before=one.block, kind=one.kind)
             self.last_job = max(self.last_job, job)
         for one, run, index in self._in_runs(saves, late):
             key, block_hash = self._keys.key(one.kind, one.block), self._keys.hash(*one[:2])
             groups = self._kinds.kinds[one.kind].members
-            saves.wait(Late(key, block_hash, one.ids, run, index, one.kind, groups))
+            saves.wait(Late(key, block_hash, one.ids, run, index, one.block, one.kind, groups))
         if last:
             saves.dropped(self._plan.dropped(), "pin_limit")
 
