@@ -14,6 +14,7 @@
 #include "base/id128.h"
 #include "base/os/unique_fd.h"
 #include "capnp/cache.capnp.h"
+#include "capnp/wire/deadline.h"
 #include "client/breaker.h"
 #include "client/link_options.h"
 #include "client/status_board.h"
@@ -165,10 +166,9 @@ auto Link::call(capnp::Request<Params, Results>&& request, Duration deadline, co
           .catch_([this, what](kj::Exception&& exception) {
             return Outcome(tl::unexpected<Error>(on_exception(exception, what)));
           });
-  kj::Promise<Outcome> late =
-      timer().afterDelay(deadline.count() * kj::NANOSECONDS).then([this, what, deadline]() {
-        return Outcome(tl::unexpected<Error>(on_deadline_missed(what, deadline)));
-      });
+  kj::Promise<Outcome> late = deadline_in(timer(), deadline).then([this, what, deadline]() {
+    return Outcome(tl::unexpected<Error>(on_deadline_missed(what, deadline)));
+  });
   return answer.exclusiveJoin(kj::mv(late));
 }
 
