@@ -409,7 +409,13 @@ class Server final : private kj::TaskSet::ErrorHandler {
   }
 
   kj::Promise<void> tend_keeper() {
-    return io_.provider->getTimer().afterDelay(kTendInterval).then([this]() {
+    kj::Timer& timer = io_.provider->getTimer();
+    kj::Promise<void> due = keeping_->until_due(io_.unixEventPort, timer);
+    // The report names the clients of the former server until the last one has ended.
+    if (former_clients_ != 0 || service_->former().clients != 0) {
+      due = due.exclusiveJoin(timer.afterDelay(kTendInterval));
+    }
+    return due.then([this]() {
       const KeptReport before = keeping_->report();
       keeping_->tend();
       const bool is_changed = keeping_->report().has_keeper != before.has_keeper;

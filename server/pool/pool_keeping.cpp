@@ -7,6 +7,7 @@
 #include <fcntl.h>
 
 #include "base/log.h"
+#include "capnp/wire/kj_time.h"
 
 namespace pegaflow::server {
 namespace {
@@ -64,6 +65,7 @@ void PoolKeeping::lose(const std::string& why) {
   tables_->set_usable(false);
   keeper_.reset();
   why_not_ = why;
+  if (lost_.get() != nullptr) lost_->fulfill();
   kLog.error("the keeper is lost, the pool ends with this server until there is one error=\"{}\"",
              why);
 }
@@ -81,6 +83,25 @@ void PoolKeeping::tend() {
   tables_->set_usable(true);
   why_not_.clear();
   kLog.info("the pool is kept socket={}", socket_.string());
+}
+
+kj::Promise<void> PoolKeeping::until_due(kj::UnixEventPort& port, kj::Timer& timer) {
+  if (!keeper_) return timer.afterDelay(to_kj(kPause));
+  // A descriptor of its own: the link may be closed while this one is observed.
+  struct Watch {
+    Watch(kj::UnixEventPort& port, UniqueFd observed)
+        : fd(std::move(observed)),
+          observer(port, fd.get(), kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
+    UniqueFd fd;
+    kj::UnixEventPort::FdObserver observer;
+  };
+  UniqueFd fd(::fcntl(keeper_->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) return timer.afterDelay(to_kj(kPause));  // No descriptor is free: look at times.
+  auto watch = kj::heap<Watch>(port, std::move(fd));
+  kj::Promise<void> ended = watch->observer.whenBecomesReadable();
+  auto lost = kj::newPromiseAndFulfiller<void>();
+  lost_ = kj::mv(lost.fulfiller);
+  return ended.attach(kj::mv(watch)).exclusiveJoin(kj::mv(lost.promise));
 }
 
 Result<void> PoolKeeping::find_keeper() {

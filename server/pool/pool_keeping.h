@@ -8,6 +8,8 @@
 #include <string>
 #include <unordered_map>
 
+#include <kj/async-unix.h>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/id128.h"
@@ -34,8 +36,12 @@ class PoolKeeping {
   /// Nothing that began under that connection can access the pool any longer. Ignores unknown ones.
   void forget(const Id128& connection);
 
-  /// Looks whether the keeper lives, and finds another one if it does not. Call it at times.
+  /// Looks whether the keeper lives, and finds another one if it does not. Call it when until_due()
+  /// resolves.
   void tend();
+  /// Resolves once the keeper has ended or does not answer, and a second later without a keeper.
+  /// No timer runs while there is one. One call at a time; destroy the promise before `port`.
+  kj::Promise<void> until_due(kj::UnixEventPort& port, kj::Timer& timer);
   /// The kept pool has other tables from now on.
   Result<void> replace_tables(engine::KeptTables& tables);
   /// The name of the pool while it is kept; none without a keeper.
@@ -61,6 +67,7 @@ class PoolKeeping {
   std::unordered_map<Id128, Client> clients_;     ///< By process.
   std::string why_not_;
   TimePoint next_try_{};
+  kj::Own<kj::PromiseFulfiller<void>> lost_;  ///< That of until_due().
 };
 
 }  // namespace pegaflow::server

@@ -21,6 +21,7 @@
 #include "tests/support/nodes.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test_engine.h"
+#include "tests/support/wake_ups.h"
 #include "tests/support/wire_client.h"
 #include "transport/host/host_device.h"
 
@@ -446,6 +447,14 @@ TEST_SUITE("a kept pool") {
     CHECK(engine.load(1, 20) == 0);
     engine.save(1, 20);
     CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE("a server with a keeper and an idle engine does not wake") {
+    KeptServer server;
+    Engine engine(server);
+    engine.save(1, 20);
+
+    CHECK(wake_ups_in_a_second(server.pid()) == 0);
   }
 
   TEST_CASE("without a keeper an external one is used as soon as it listens") {
