@@ -126,9 +126,15 @@ void ServerOptions::declare(OptionTable& table) {
   table.bytes("ssd-segment-size", ssd_segment_bytes, std::uint64_t{1} << 20, std::uint64_t{1} << 30,
               "The unit in which a new file is divided and its oldest blocks are dropped. A block "
               "of more than a quarter of it is not stored.");
+  table.bytes(
+      "ssd-index-memory", ssd_index_bytes, 0, std::uint64_t{1} << 50,
+      "The memory of the indexes of all disks together, 46 bytes for each block; 0: as much "
+      "as the disks need. If it is not enough, the oldest blocks are dropped before the "
+      "disks are full.");
   table.bytes("ssd-write-budget", ssd_write_budget_bytes, 0, std::uint64_t{1} << 60,
-              "Bytes of blocks that may be written a day, to spare the disks; 0: no limit. Half of "
-              "it is kept for blocks that were used again since they were saved.");
+              "Bytes of blocks that may be written a day, to spare the disks; 0: no limit. Blocks "
+              "that were used since they were saved go first, then those that are saved again, "
+              "then those near the start of a prompt.");
   table.bytes("ssd-write-ahead", ssd_write_ahead_bytes, 0, std::uint64_t{1} << 60,
               "Blocks are written to a disk when so many bytes of saves would evict them. More "
               "than what an engine saves at once, so that no block is evicted unwritten; the size "

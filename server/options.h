@@ -55,6 +55,7 @@ struct ServerOptions {
   std::vector<std::string> ssd_cache_path;
   std::uint64_t ssd_cache_capacity_bytes = std::uint64_t{512} << 30;
   std::uint64_t ssd_segment_bytes = std::uint64_t{128} << 20;
+  std::uint64_t ssd_index_bytes = 0;  ///< 0: no limit.
   std::uint64_t ssd_write_budget_bytes = 0;
   std::uint64_t ssd_write_ahead_bytes = 0;  ///< 0: SsdWriter chooses.
   std::string ssd_io = "auto";

@@ -441,6 +441,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     disks.capacity_bytes = options_.ssd_cache_capacity_bytes;
     disks.segment_bytes = options_.ssd_segment_bytes;
     disks.format = options_.ssd_format;
+    disks.index_bytes = options_.ssd_index_bytes;
     disks.lock_wait = options_.pool_wait;
     PEGA_TRY_LET(disks.backend, options_.ssd_backend());
     if (pool_->page_bytes() > 4096) disks.huge_memory = {pool_->bytes()};

@@ -25,6 +25,18 @@ void SegmentLog::drop_all() {
   closed_.clear();
 }
 
+std::optional<std::uint32_t> SegmentLog::drop_oldest() {
+  is_short_ = true;
+  const auto oldest = std::find_if(closed_.begin(), closed_.end(),
+                                   [this](const auto& each) { return !is_read(each.second); });
+  if (oldest == closed_.end()) return std::nullopt;
+  const std::uint32_t segment = oldest->second;
+  closed_.erase(oldest);
+  free_.insert(segment);
+  leaving_.reset();
+  return segment;
+}
+
 SegmentLog::Writing* SegmentLog::writing(std::uint32_t segment) {
   const auto found = std::find_if(writing_.begin(), writing_.end(),
                                   [&](const Writing& each) { return each.segment == segment; });
@@ -103,9 +115,11 @@ void SegmentLog::open(std::uint32_t segment, std::uint64_t life) {
 }
 
 std::uint64_t SegmentLog::greatest_leaving() const {
-  const std::size_t count = std::size_t{superblock_.segments} * 2 / 5;
-  if (free_.size() >= count || closed_.empty()) return 0;
-  const std::size_t last = std::min(count - free_.size(), closed_.size()) - 1;
+  const std::size_t free = is_short_ ? 0 : free_.size();
+  const std::size_t all = is_short_ ? closed_.size() + writing_.size() : superblock_.segments;
+  const std::size_t count = all * 2 / 5;
+  if (free >= count || closed_.empty()) return 0;
+  const std::size_t last = std::min(count - free, closed_.size()) - 1;
   return std::next(closed_.begin(), static_cast<std::ptrdiff_t>(last))->first;
 }
 

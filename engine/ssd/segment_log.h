@@ -28,6 +28,9 @@ class SegmentLog {
   void found(std::uint32_t segment, std::uint64_t life);
   /// Every closed segment becomes free.
   void drop_all();
+  /// The oldest closed segment that is not read becomes free, because something other than the
+  /// disk is short: from now on those that hold blocks count as all there are. No value: none.
+  std::optional<std::uint32_t> drop_oldest();
 
   // ---- writing
 
@@ -121,6 +124,7 @@ class SegmentLog {
   mutable std::optional<std::uint64_t> leaving_;
   std::vector<Writing> writing_;  ///< The open one last.
   std::uint32_t open_ = kNone;
+  bool is_short_ = false;  ///< Not all segments can be used.
   std::vector<std::uint32_t> reads_;
 };
 

@@ -127,7 +127,10 @@ nlohmann::json disks_json(const Health& health) {
                      {"segments", disk.segments},
                      {"scanned_segments", disk.scanned_segments},
                      {"direct", disk.direct},
-                     {"capacity_bytes", disk.capacity_bytes}});
+                     {"capacity_bytes", disk.capacity_bytes},
+                     {"slow", disk.is_slow},
+                     {"index_bytes", disk.index_bytes},
+                     {"index_limit_bytes", disk.index_limit_bytes}});
   }
   return disks;
 }

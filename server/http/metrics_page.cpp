@@ -517,6 +517,9 @@ void disk_states(MetricsPage& page, const SsdReport& ssd) {
   by_disk(page, Type::Gauge, "ssd_breaker_open",
           "1 while a disk is not read because its reads failed", ssd,
           [](const OneDisk& disk) { return disk.is_breaker_open ? 1.0 : 0.0; });
+  by_disk(page, Type::Gauge, "ssd_slow",
+          "1 while a disk is not read because its reads take far longer than usual", ssd,
+          [](const OneDisk& disk) { return disk.is_slow ? 1.0 : 0.0; });
   by_disk(page, Type::Gauge, "ssd_scan_seconds",
           "Time in which the blocks of an earlier process were found again; 0 until then", ssd,
           [](const OneDisk& disk) { return disk.scan_seconds; });

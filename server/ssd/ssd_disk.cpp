@@ -5,6 +5,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/ssd/scan.h"
 #include "server/ssd/all_done.h"
 
@@ -108,6 +109,7 @@ Result<void> SsdDisk::open(const std::function<void()>& wait) {
   }
   // Only now, so that no superblock names segments that are gone.
   if (options_.size_bytes < disk_->size_bytes()) PEGA_TRY(disk_->resize(options_.size_bytes));
+  PEGA_TRY(limit_index());
   PEGA_TRY_LET(index_, ssd::Index::create(superblock_.segments, superblock_.most_entries()));
   log_.emplace(superblock_);
   counted_.capacity_bytes = superblock_.segments * superblock_.segment_bytes;
@@ -162,6 +164,47 @@ Result<void> SsdDisk::choose_size() {
   return {};
 }
 
+// ---- the memory of the index
+
+namespace {
+/// A row, and its part of the cells at their lowest load.
+constexpr std::uint64_t kIndexBytesPerBlock = 46;
+}  // namespace
+
+Result<void> SsdDisk::limit_index() {
+  if (options_.index_bytes == 0) return {};
+  const std::uint64_t of_segment = superblock_.most_entries();
+  most_rows_ = options_.index_bytes / kIndexBytesPerBlock;
+  if (most_rows_ < 2 * of_segment) {
+    return fail(Errc::kInvalidArgument,
+                "--ssd-index-memory: {} for {} are not enough for two segments of {}, which need "
+                "{}; raise it, or use a new file with a smaller --ssd-segment-size",
+                format_bytes(options_.index_bytes), attributes().path,
+                format_bytes(superblock_.segment_bytes),
+                format_bytes(2 * of_segment * kIndexBytesPerBlock));
+  }
+  const std::uint64_t log_bytes = superblock_.segments * superblock_.segment_bytes;
+  kLog.info(
+      "the index of a disk is limited, blocks that are smaller on average than bytes_per_block do "
+      "not fill the disk path={} index_bytes={} blocks={} bytes_per_block={}",
+      attributes().path, options_.index_bytes, most_rows_, log_bytes / most_rows_);
+  return {};
+}
+
+/// Drops the oldest segments until `coming` rows fit beside the `rows` that the index has.
+void SsdDisk::make_room_in_index(std::uint64_t rows, std::uint64_t coming) {
+  while (most_rows_ != 0 && rows + coming > most_rows_) {
+    const auto dropped = log_->drop_oldest();
+    if (!dropped) return;
+    const std::uint64_t of_it = index_->rows_of(*dropped);
+    for (std::uint32_t i = 0; i < of_it; ++i) {
+      if (index_->row({*dropped, i}) != nullptr) ++counted_.reclaimed_blocks;
+    }
+    index_->begin(*dropped, 0);
+    rows -= std::min(rows, of_it);
+  }
+}
+
 // ---- scanning
 
 void SsdDisk::start_scan() {
@@ -190,6 +233,7 @@ void SsdDisk::scan_more() {
                                       scan_->failed(*read);
                                     } else {
                                       scan_->take(*read, buffer->bytes());
+                                      make_room_in_index(index_->size(), 0);
                                     }
                                     scan_more();
                                   });
@@ -351,6 +395,8 @@ SsdDisk::Stats SsdDisk::stats() const {
   Stats stats = counted_;
   stats.state = state_;
   stats.is_breaker_open = breaker_.is_open();
+  stats.is_slow = latency_.is_open();
+  stats.index_limit_bytes = options_.index_bytes;
   if (index_) {
     stats.blocks = index_->size();
     stats.index_bytes = index_->memory_bytes();

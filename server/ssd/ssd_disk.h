@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "engine/ssd/segment_log.h"
 #include "server/ssd/aligned_buffer.h"
 #include "server/ssd/breaker.h"
+#include "server/ssd/latency_breaker.h"
 #include "transport/disk/disk.h"
 
 namespace pegaflow::engine::ssd {
@@ -50,6 +52,9 @@ class SsdDisk {
     bool format = false;  ///< Overwrite a file that is not a cache of this format.
     Duration table_delay = std::chrono::seconds(1);
     std::size_t scan_reads = 32;  ///< In flight.
+    /// The memory of the index: where it is not enough for more blocks, the oldest segments are
+    /// dropped before the disk is full. 0: no limit.
+    std::uint64_t index_bytes = 0;
     /// Bugs that a test plants to show that the simulator detects them.
     struct Mistakes {
       bool skips_proof = false;        ///< Blocks are delivered without a check.
@@ -77,12 +82,13 @@ class SsdDisk {
   /// Reads the superblock, or writes one to an empty file; begins a new opening, durably. `wait`
   /// returns after at least one completion has been passed to completed(). Call it once.
   /// Errors: kRefused for a file of another program or format, a damaged one, and one that is
-  /// smaller than it was, unless `format` is set; those of the disk.
+  /// smaller than it was, unless `format` is set; kInvalidArgument when `index_bytes` are not
+  /// enough for two segments; those of the disk.
   Result<void> open(const std::function<void()>& wait);
   /// Begins to find the blocks; nothing is written before it has ended.
   void start_scan();
   void completed(Disk::Completion&& completion);
-  /// Writes tables that are due.
+  /// Writes tables that are due, and looks whether the disk is slow.
   void poll();
 
   // ---- blocks
@@ -103,6 +109,9 @@ class SsdDisk {
   /// there, nor one of an earlier opening while serve_recovered(false).
   [[nodiscard]] bool has(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
                          const BlockKey& key) const;
+  /// Whether the disk has the block, and is not asked for it because it is slow.
+  [[nodiscard]] bool hides(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
+                           const BlockKey& key) const;
   /// Whether a block that is here should be written again when it leaves the pool: it was read, and
   /// its segment is one of the next to be used again.
   [[nodiscard]] bool is_leaving(const engine::ssd::Origin& origin, const BlockKey& key) const;
@@ -180,6 +189,8 @@ class SsdDisk {
     std::uint64_t recovered_blocks = 0;
     double scan_seconds = 0;
     bool is_breaker_open = false;
+    bool is_slow = false;                 ///< Not read, because its reads take too long.
+    std::uint64_t index_limit_bytes = 0;  ///< 0: none.
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] State state() const noexcept { return state_; }
@@ -216,6 +227,13 @@ class SsdDisk {
   void leave(const Error& why);
   void finish_sync();
   [[nodiscard]] bool may_read() const;
+  [[nodiscard]] bool finds(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
+                           const BlockKey& key) const;
+  Result<void> limit_index();
+  void make_room_in_index(std::uint64_t rows, std::uint64_t coming);
+  void look_for_slowness();
+  void probe();
+  void note_slow(std::string_view what) const;
   [[nodiscard]] std::uint32_t seconds() const;
 
   const Options options_;
@@ -237,6 +255,18 @@ class SsdDisk {
   std::vector<std::function<void()>> syncing_;
   bool is_flushing_ = false;
   Breaker breaker_;
+  LatencyBreaker latency_;
+  /// A read of a block in flight.
+  struct InFlight {
+    TimePoint began{};
+    std::uint64_t bytes_until_end = 0;  ///< Its own, and those that were in flight before.
+  };
+  std::map<std::uint64_t, InFlight> reading_;  ///< By order.
+  std::uint64_t reading_bytes_ = 0;
+  std::uint64_t next_read_ = 0;
+  std::uint64_t probes_ = 0;
+  TimePoint polled_at_{};
+  std::uint64_t most_rows_ = 0;     ///< The limit of the index; 0: none.
   std::size_t write_failures_ = 0;  ///< In a row.
   std::uint64_t next_ticket_ = 1;
   std::unordered_map<std::uint64_t, Handler> pending_;

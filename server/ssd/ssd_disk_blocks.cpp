@@ -15,6 +15,8 @@ namespace {
 namespace ssd = engine::ssd;
 
 constexpr Log kLog{"ssd"};
+/// Between two calls of poll(), which is called once a second.
+constexpr Duration kLatePoll = std::chrono::milliseconds(1500);
 
 /// Writes that fail in a row before the disk is only read.
 constexpr std::size_t kMostWriteFailures = 3;
@@ -88,15 +90,26 @@ std::uint64_t SsdDisk::Block::bytes() const {
 
 bool SsdDisk::may_read() const {
   return (state_ == State::kScanning || state_ == State::kReady || state_ == State::kReadOnly) &&
-         breaker_.is_closed(clock_.now());
+         breaker_.is_closed(clock_.now()) && !latency_.is_open();
 }
 
-bool SsdDisk::has(const ssd::SpaceName& name, const ssd::Epoch& epoch, const BlockKey& key) const {
-  if (!may_read()) return false;
+/// Whether the block is in the index, and may be served.
+bool SsdDisk::finds(const ssd::SpaceName& name, const ssd::Epoch& epoch,
+                    const BlockKey& key) const {
   const auto number = names_.find(name, epoch);
   if (!number) return false;
   const auto found = index_->find(*number, key);
   return found && (serves_recovered_ || found->life >= first_own_life_);
+}
+
+bool SsdDisk::has(const ssd::SpaceName& name, const ssd::Epoch& epoch, const BlockKey& key) const {
+  return may_read() && finds(name, epoch, key);
+}
+
+bool SsdDisk::hides(const ssd::SpaceName& name, const ssd::Epoch& epoch,
+                    const BlockKey& key) const {
+  return latency_.is_open() && state_ != State::kLeft && state_ != State::kOpening &&
+         finds(name, epoch, key);
 }
 
 bool SsdDisk::is_leaving(const ssd::Origin& origin, const BlockKey& key) const {
@@ -117,10 +130,16 @@ bool SsdDisk::read(Block block, OnLoaded done) {
   // The block may be longer than this row's: of another key with an equal fingerprint.
   if (request.offset + bytes > superblock_.end()) return false;
   const ssd::Index::Place at = found->at;
-  auto ended = [this, at, began, bytes, life = found->life, row = found->row,
+  const std::uint64_t order = next_read_;
+  auto ended = [this, at, began, bytes, order, life = found->life, row = found->row,
                 block = std::move(block), done = std::move(done)](Disk::Completion& completion) {
     log_->end_read(at.segment);
-    counted_.read_seconds += std::chrono::duration<double>(clock_.now() - began).count();
+    const TimePoint now = clock_.now();
+    counted_.read_seconds += std::chrono::duration<double>(now - began).count();
+    const auto read = reading_.extract(order);
+    reading_bytes_ -= bytes;
+    const std::uint64_t until_end = read.mapped().bytes_until_end;
+    if (!completion.error && latency_.ended(began, until_end, now)) note_slow("reads");
     const bool is_current = index_->row(at) != nullptr && index_->row(at)->proof == row.proof;
     Loaded loaded;
     if (completion.error) {
@@ -155,18 +174,60 @@ bool SsdDisk::read(Block block, OnLoaded done) {
   };
   if (!submit(std::move(request), std::move(ended))) return false;
   log_->begin_read(at.segment);
+  reading_bytes_ += bytes;
+  reading_.emplace(next_read_++, InFlight{.began = began, .bytes_until_end = reading_bytes_});
   breaker_.began(began);
   return true;
 }
 
+// ---- slowness
+
+void SsdDisk::note_slow(std::string_view what) const {
+  kLog.warn("a disk is slow and is not read until it recovers path={} because=\"{}\"",
+            disk_ ? attributes().path : "", what);
+}
+
+void SsdDisk::look_for_slowness() {
+  const TimePoint now = clock_.now();
+  // After a pause of this process its reads look late, whose completions wait to be read.
+  const bool was_paused = now - std::exchange(polled_at_, now) > kLatePoll;
+  if (!reading_.empty() && !was_paused) {
+    const InFlight& oldest = reading_.begin()->second;
+    if (latency_.waits(now - oldest.began, oldest.bytes_until_end, now)) note_slow("a read hangs");
+  }
+  if (latency_.is_probe_due(now) && state_ != State::kLeft) probe();
+}
+
+/// Reads a part of the log, whatever it holds, into memory of its own.
+void SsdDisk::probe() {
+  auto buffer = std::make_shared<AlignedBuffer>(LatencyBreaker::kProbeBytes);
+  const auto segment = static_cast<std::uint32_t>(probes_++ % superblock_.segments);
+  const TimePoint began = clock_.now();
+  const bool is_begun = submit(
+      {.offset = superblock_.segment_offset(segment), .memory = {buffer->bytes()}, .hook = {}},
+      [this, buffer, began](Disk::Completion& completion) {
+        const TimePoint now = clock_.now();
+        if (!latency_.probe_ended(!completion.error, now - began, now)) return;
+        kLog.info("a disk is fast again and is read path={}", disk_ ? attributes().path : "");
+      });
+  if (is_begun) latency_.probe_began();
+}
+
 // ---- writing
 
-bool SsdDisk::takes_blocks() const { return state_ == State::kReady && syncing_.empty(); }
+bool SsdDisk::takes_blocks() const {
+  return state_ == State::kReady && syncing_.empty() && !latency_.is_open();
+}
 
 /// Closes the open segment and opens the next one.
 bool SsdDisk::open_segment() {
   log_->close();
   write_tables(false);
+  std::uint64_t rows = 0;
+  for (std::uint32_t each = 0; most_rows_ != 0 && each < superblock_.segments; ++each) {
+    rows += index_->rows_of(each);
+  }
+  make_room_in_index(rows, superblock_.most_entries());
   const auto next = log_->next();
   if (!next) return false;
   for (std::uint32_t i = 0; i < index_->rows_of(*next); ++i) {
@@ -312,6 +373,7 @@ void SsdDisk::poll() {
     write_tables(is_due);
   }
   write_names();
+  look_for_slowness();
 }
 
 void SsdDisk::write_tables(bool all) {

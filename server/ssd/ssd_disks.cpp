@@ -44,6 +44,7 @@ Result<std::unique_ptr<SsdDisks>> SsdDisks::open(const Options& options, const C
     of_blocks.size_bytes = each;
     of_blocks.segment_bytes = options.segment_bytes;
     of_blocks.format = options.format;
+    of_blocks.index_bytes = options.index_bytes / count;
     disks->disks_.push_back(std::make_unique<SsdDisk>(std::move(disk), of_blocks, clock));
     PEGA_TRY(disks->disks_.back()->open([to = disks.get()] {
       pollfd news{.fd = to->completions_.fd(), .events = POLLIN, .revents = 0};
@@ -60,8 +61,8 @@ void SsdDisks::close() {
   const std::vector<std::unique_ptr<SsdDisk>> closing = std::exchange(disks_, {});
 }
 
-void SsdDisks::read_completions() {
-  completions_.drain([this](SsdNews&& news) {
+std::size_t SsdDisks::read_completions() {
+  return completions_.drain([this](SsdNews&& news) {
     if (news.disk < disks_.size()) disks_[news.disk]->completed(std::move(news.completion));
   });
 }
@@ -71,6 +72,11 @@ SsdDisk* SsdDisks::having(const engine::ssd::Origin& origin, const BlockKey& key
     if (disk->has(origin.name, origin.epoch, key)) return disk.get();
   }
   return nullptr;
+}
+
+bool SsdDisks::hide(const engine::ssd::Origin& origin, const BlockKey& key) const {
+  return std::any_of(disks_.begin(), disks_.end(),
+                     [&](const auto& disk) { return disk->hides(origin.name, origin.epoch, key); });
 }
 
 SsdDisk* SsdDisks::taking() const {

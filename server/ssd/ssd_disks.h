@@ -34,6 +34,8 @@ class SsdDisks {
     std::uint64_t segment_bytes = std::uint64_t{128} << 20;
     DiskBackend backend = DiskBackend::kAuto;
     bool format = false;
+    /// The memory of the indexes of all disks together, in equal parts; 0: no limit.
+    std::uint64_t index_bytes = 0;
     Duration lock_wait = std::chrono::seconds(30);
     std::vector<std::span<std::byte>> huge_memory;  ///< See DiskOptions.
   };
@@ -48,13 +50,16 @@ class SsdDisks {
 
   /// Once it is readable, call read_completions().
   [[nodiscard]] Mailbox<SsdNews>& completions() noexcept { return completions_; }
-  void read_completions();
+  /// Returns how many there were.
+  std::size_t read_completions();
 
   [[nodiscard]] const std::vector<std::unique_ptr<SsdDisk>>& all() const noexcept { return disks_; }
   /// The files, as they were opened.
   [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   /// The disk that has the block; null: none has.
   [[nodiscard]] SsdDisk* having(const engine::ssd::Origin& origin, const BlockKey& key) const;
+  /// Whether a disk has the block, and is not asked for it because it is slow.
+  [[nodiscard]] bool hide(const engine::ssd::Origin& origin, const BlockKey& key) const;
   /// The disk that takes the next block: the one with the fewest bytes waiting and, of those, with
   /// the fewest bytes written; null: none does now.
   [[nodiscard]] SsdDisk* taking() const;

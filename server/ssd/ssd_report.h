@@ -18,6 +18,8 @@ struct SsdReport {
     std::string backend_reason;
     bool direct = true;
     bool is_breaker_open = false;
+    bool is_slow = false;
+    std::uint64_t index_limit_bytes = 0;  ///< 0: none.
     std::uint64_t capacity_bytes = 0;
     std::uint64_t segments = 0;
     std::uint64_t free_segments = 0;

@@ -81,7 +81,11 @@ bool SsdSource::is_ready() const { return disks_.may_read(); }
 /// unless the first is on a disk.
 std::size_t SsdSource::prefix(const Bytes32& space, std::span<const BlockKey> keys) const {
   const auto origin = service_.origin_of(space);
-  if (!origin || keys.empty() || disks_.having(*origin, keys.front()) == nullptr) return 0;
+  if (!origin || keys.empty()) return 0;
+  if (disks_.having(*origin, keys.front()) == nullptr) {
+    if (disks_.hide(*origin, keys.front())) service_.note_disk_failed(*origin, keys.front());
+    return 0;
+  }
   std::vector<bool> in_pool;
   std::size_t group = keys.size();  // Whose blocks `in_pool` describes.
   for (std::size_t i = 1; i < keys.size(); ++i) {
@@ -92,7 +96,9 @@ std::size_t SsdSource::prefix(const Bytes32& space, std::span<const BlockKey> ke
       in_pool =
           service_.present_each(space, keys.subspan(first, std::min(kGroup, keys.size() - first)));
     }
-    if (!in_pool[i % kGroup]) return i;
+    if (in_pool[i % kGroup]) continue;
+    if (disks_.hide(*origin, keys[i])) service_.note_disk_failed(*origin, keys[i]);
+    return i;
   }
   return keys.size();
 }

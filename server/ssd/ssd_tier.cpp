@@ -135,6 +135,8 @@ SsdReport SsdTier::report() const {
          .backend_reason = is.reason,
          .direct = is.direct,
          .is_breaker_open = stats.is_breaker_open,
+         .is_slow = stats.is_slow,
+         .index_limit_bytes = stats.index_limit_bytes,
          .capacity_bytes = stats.capacity_bytes,
          .segments = stats.segments,
          .free_segments = stats.free_segments,

@@ -195,9 +195,17 @@ TEST_SUITE("nodes with disks") {
     CHECK(nodes.load(5000, 12, 12) == 0);
     CHECK_FALSE(nodes.at_owner().engine->save(numbers_from(9000, 12), blocks_from(0, 12)).error);
     CHECK(nodes.load(9000, 12, 12) == 12);
+    // A little later it offers the disk to no one.
+    const std::string slow = "pegaflow_ssd_slow{disk=\"" + nodes.file.string() + "\"}";
+    CHECK(nodes.owner.metric_becomes(slow, 1));
+    const auto missed = nodes.at_owner().engine->lookup(numbers_from(5000, 12));
+    REQUIRE(missed);
+    CHECK(missed->blocks == 0);
+    CHECK(nodes.owner.metric("pegaflow_cache_miss_blocks_total{reason=\"disk_failed\"}") > 0);
 
     reads.end();
     CHECK(nodes.owner.metric_becomes("pegaflow_quarantine_slots{reason=\"fetch\"}", 0));
+    CHECK(nodes.owner.metric_becomes(slow, 0));
     CHECK(nodes.load(5000, 12, 12) == 12);
     nodes.check_rest();
   }

@@ -268,6 +268,7 @@ def test_the_alerts_of_disks_cover_each_state_that_needs_an_operator(known):
     assert {
         "pegaflow_ssd_disk_state",
         "pegaflow_ssd_breaker_open",
+        "pegaflow_ssd_slow",
         "pegaflow_ssd_proof_failures_total",
         "pegaflow_ssd_bytes_in_flight",
         "pegaflow_ssd_rejected_blocks_total",

@@ -198,6 +198,7 @@ def test_a_disk_out_of_use_is_a_problem(state, fix):
     ("changed", "status", "text"),
     [
         ({"disk_breaker_open": 1}, PROBLEM, "until a read succeeds"),
+        ({"disk_slow": 1}, PROBLEM, "far longer than usual"),
         ({"disk_proof_failures_total": 3}, ADVICE, "3 blocks did not prove themselves"),
         ({"disk_damaged_blocks_total": 5}, ADVICE, "5 blocks differed in the pool"),
         ({'ssd_rejected_blocks_total{reason="slow"}': 21}, ADVICE, "2% of the evicted blocks"),

@@ -121,6 +121,13 @@ def _troubles(path: str, samples: Samples) -> Iterator[Finding]:
             f"{path}: reads fail, so the disk is read once in 10 s until a read succeeds",
             f"the server's log has the errors; {_DRIVE_FIX}",
         )
+    if samples.get("pegaflow_ssd_slow", disk=path):
+        yield Finding(
+            "ssd",
+            PROBLEM,
+            f"{path}: reads take far longer than usual, so the disk is not used until they do not",
+            f"see what else uses the disk (iostat -x); {_DRIVE_FIX}",
+        )
     for op in ("read", "write"):
         if errors := samples.get("pegaflow_ssd_errors_total", disk=path, op=op):
             yield Finding(

@@ -107,6 +107,26 @@ TEST_SUITE("the log of segments") {
     CHECK(log.next() == 0);
   }
 
+  TEST_CASE(
+      "the oldest segment that is not read can be dropped, and then the rest is all there is") {
+    SegmentLog log(small_disk(10));
+    for (std::uint32_t segment = 0; segment < 6; ++segment) log.found(segment, 10 + segment);
+    CHECK_FALSE(log.is_leaving(10));
+    log.begin_read(0);
+
+    CHECK(log.drop_oldest() == 1);
+    CHECK(log.free_segments() == 5);
+    CHECK(log.closed_segments() == 5);
+    // Two fifths of the five that hold blocks.
+    CHECK(log.is_leaving(10));
+    CHECK(log.is_leaving(12));
+    CHECK_FALSE(log.is_leaving(13));
+    log.end_read(0);
+    CHECK(log.drop_oldest() == 0);
+    for (int i = 0; i < 4; ++i) CHECK(log.drop_oldest());
+    CHECK_FALSE(log.drop_oldest());
+  }
+
   TEST_CASE("the oldest segments are leaving once less than two fifths are filled before them") {
     SegmentLog log(small_disk(10));
     std::uint64_t life = 1000;  // Lives jump with each opening of the file.
