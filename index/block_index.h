@@ -7,36 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "base/error.h"
+#include "index/holders.h"
 #include "index/key.h"
+#include "index/match.h"
 
 namespace pegaflow::index {
-
-/// A holder's number in the index, below `max_holders`. The number of a removed holder is given to
-/// another one only after sweep() has freed all its cells.
-using HolderId = std::uint32_t;
-
-/// How much of a chain each holder has. Sized once; match() fills it without an allocation.
-struct Match {
-  explicit Match(std::uint32_t max_holders) : own(max_holders), near(max_holders) {}
-
-  /// Blocks from the start of the chain that have a holder, not all the same one.
-  std::uint32_t longest = 0;
-  /// By holder: blocks from the start that it holds itself. 0 for numbers that are no holders.
-  std::vector<std::uint32_t> own;
-  /// By engine: blocks from the start that its GPU cache or its node's pool holds, mixed as they
-  /// come.
-  std::vector<std::uint32_t> near;
-
-  /// Blocks from the start of the chain in the GPU cache of `engine`.
-  [[nodiscard]] std::uint32_t gpu(HolderId engine) const { return own[engine]; }
-  /// Blocks from the start of the chain in the GPU cache of `engine` or in its node's pool.
-  [[nodiscard]] std::uint32_t local(HolderId engine) const { return near[engine]; }
-  /// Blocks from the start of the chain in the pool of `node`.
-  [[nodiscard]] std::uint32_t pool(HolderId node) const { return own[node]; }
-};
 
 /// Owns the table from keys to sets of holders. Exact: every key is compared, and each change of a
 /// holder is applied to it alone. It forgets, never invents: beyond `max_blocks`, or when there are
@@ -46,8 +23,8 @@ struct Match {
 /// searches only where such a run ends. About 19 bytes a block, however many holders have it, and
 /// two rows of bits for each different set of holders.
 ///
-/// Thread-bound, no locks. match() and erase() allocate nothing; store() and clear() may enlarge
-/// the table of sets. A call of store() or erase() should have at most 2,048 keys: about 0.1 ms.
+/// Thread-bound, no locks. match() allocates nothing; other calls may enlarge the table of sets. A
+/// call of store() or erase() should have at most 2,048 keys: about 0.1 ms.
 class BlockIndex {
  public:
   struct Options {
