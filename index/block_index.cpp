@@ -1,5 +1,7 @@
 #include "index/block_index.h"
 
+#include <algorithm>
+
 #include "base/assert.h"
 #include "index/match.h"
 #include "index/sweeper.h"
@@ -37,6 +39,39 @@ Result<void> check_options(const BlockIndex::Options& options) {
   return {};
 }
 
+/// The changes of sets in one call: neighbouring blocks have mostly the same set, so the last
+/// change is remembered. It holds its two sets, whose numbers would otherwise be used again.
+class Changes {
+ public:
+  explicit Changes(HolderSets& sets) : sets_(sets) {}
+  Changes(const Changes&) = delete;
+  Changes& operator=(const Changes&) = delete;
+  ~Changes() {
+    sets_.unpin(from_);
+    sets_.unpin(to_);
+  }
+
+  template <typename Change>
+  SetId of(SetId from, const Change& change) {
+    if (from == from_ && is_known_) return to_;
+    const SetId to = change(from);
+    sets_.pin(to);
+    sets_.pin(from);
+    sets_.unpin(from_);
+    sets_.unpin(to_);
+    from_ = from;
+    to_ = to;
+    is_known_ = true;
+    return to;
+  }
+
+ private:
+  HolderSets& sets_;
+  SetId from_ = HolderSets::kEmpty;
+  SetId to_ = HolderSets::kEmpty;
+  bool is_known_ = false;
+};
+
 }  // namespace
 
 struct BlockIndex::State {
@@ -56,9 +91,23 @@ struct BlockIndex::State {
     matcher.widen(tables.sets.row_words());
   }
 
-  void store(HolderId holder, std::uint32_t bit, Key key, std::uint32_t credit, Place& expected);
-  void add_holder(HolderId holder, std::uint32_t bit, Place place);
-  void erase(HolderId holder, std::uint32_t bit, Key key);
+  /// One call for one holder, whose bit is `bit`.
+  struct Call {
+    HolderId holder;
+    std::uint32_t bit;
+    Changes& changes;
+    /// The cell behind that of the key before, where this key is if another holder stored the same
+    /// blocks.
+    Place expected = 0;
+  };
+  void store(Call& call, Key key, std::uint32_t credit);
+  void add_holder(Call& call, Place place);
+  void erase(Call& call, Key key);
+  void prefetch_first(std::span<const Key> keys) const {
+    for (std::size_t i = 0; i < std::min(keys.size(), kAheadTable); ++i) {
+      tables.places.prefetch(keys[i]);
+    }
+  }
   void prefetch(std::span<const Key> keys, std::size_t i) const;
 };
 
@@ -114,20 +163,23 @@ void BlockIndex::clear(HolderId holder) {
 
 void BlockIndex::store(HolderId holder, std::span<const Key> keys, bool at_root) {
   PEGA_ASSERT(state_->tables.holders.is_holder(holder), "{} is no holder", holder);
-  const std::uint32_t bit = state_->tables.holders.bit_of(holder);
-  Place expected = 0;
+  Changes changes(state_->tables.sets);
+  State::Call call{holder, state_->tables.holders.bit_of(holder), changes};
+  state_->prefetch_first(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     state_->prefetch(keys, i);
-    state_->store(holder, bit, keys[i], at_root && i < kRootBlocks ? kRootCredit : 0, expected);
+    state_->store(call, keys[i], at_root && i < kRootBlocks ? kRootCredit : 0);
   }
 }
 
 void BlockIndex::erase(HolderId holder, std::span<const Key> keys) {
   PEGA_ASSERT(state_->tables.holders.is_holder(holder), "{} is no holder", holder);
-  const std::uint32_t bit = state_->tables.holders.bit_of(holder);
+  Changes changes(state_->tables.sets);
+  State::Call call{holder, state_->tables.holders.bit_of(holder), changes};
+  state_->prefetch_first(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     state_->prefetch(keys, i);
-    state_->erase(holder, bit, keys[i]);
+    state_->erase(call, keys[i]);
   }
 }
 
@@ -140,61 +192,60 @@ void BlockIndex::State::prefetch(std::span<const Key> keys, std::size_t i) const
   }
 }
 
-/// `expected`: the cell behind that of the key before, where this key is if another holder stored
-/// the same blocks.
-void BlockIndex::State::store(HolderId holder, std::uint32_t bit, Key key, std::uint32_t credit,
-                              Place& expected) {
-  Cells& cells = tables.cells;
+void BlockIndex::State::store(Call& call, Key key, std::uint32_t credit) {
+  const Cells& cells = tables.cells;
+  const Place expected = call.expected;
   const bool as_expected = expected != 0 && expected <= cells.last_place() &&
                            cells.keys()[expected] == key &&
                            cells.words()[expected].set() != HolderSets::kEmpty;
   const Place place = as_expected ? expected : tables.find(key);
   if (place != 0) {
-    expected = place + 1;
-    return add_holder(holder, bit, place);
+    call.expected = place + 1;
+    return add_holder(call, place);
   }
-  expected = 0;
-  const SetId set = tables.sets.with(HolderSets::kEmpty, bit);
+  call.expected = 0;
+  const SetId set = call.changes.of(
+      HolderSets::kEmpty, [&](SetId former) { return tables.sets.with(former, call.bit); });
   if (set == HolderSets::kRefused) {
     ++sets_refused;
     return;
   }
-  tables.sets.add_cell(set);  // Room is made by forgetting: the set must outlive that.
   sweeper.make_room();
   tables.add(key, set, credit);
-  tables.sets.drop_cell(set);
-  ++tables.holders.blocks(holder);
+  ++tables.holders.blocks(call.holder);
 }
 
-void BlockIndex::State::add_holder(HolderId holder, std::uint32_t bit, Place place) {
-  Cells& cells = tables.cells;
-  const CellWord word = cells.words()[place];
+void BlockIndex::State::add_holder(Call& call, Place place) {
+  const CellWord word = tables.cells.words()[place];
   if (word.credit() < CellWord::kMostCredit) {
-    cells.word(place) = CellWord::of(word.set(), word.credit() + 1);
+    tables.cells.word(place) = CellWord::of(word.set(), word.credit() + 1);
   }
-  if (tables.sets.has(word.set(), bit)) return;
-  const SetId set = tables.sets.with(word.set(), bit);
+  if (tables.sets.has(word.set(), call.bit)) return;
+  const SetId set =
+      call.changes.of(word.set(), [&](SetId former) { return tables.sets.with(former, call.bit); });
   if (set == HolderSets::kRefused) {
     ++sets_refused;
     return;
   }
   tables.change_set(place, set);
-  ++tables.holders.blocks(holder);
+  ++tables.holders.blocks(call.holder);
 }
 
-void BlockIndex::State::erase(HolderId holder, std::uint32_t bit, Key key) {
+void BlockIndex::State::erase(Call& call, Key key) {
   const Place place = tables.find(key);
-  if (place == 0 || !tables.sets.has(tables.cells.words()[place].set(), bit)) {
+  if (place == 0 || !tables.sets.has(tables.cells.words()[place].set(), call.bit)) {
     ++erased_unknown;
     return;
   }
-  const SetId set = tables.sets.without(tables.cells.words()[place].set(), bit);
+  const SetId set = call.changes.of(tables.cells.words()[place].set(), [&](SetId former) {
+    return tables.sets.without(former, call.bit);
+  });
   if (set == HolderSets::kRefused) {
     // The other holders are a set for which there is no memory: they are forgotten as well.
     ++sets_refused;
     return tables.forget(place);
   }
-  --tables.holders.blocks(holder);
+  --tables.holders.blocks(call.holder);
   tables.change_set(place, set);
 }
 

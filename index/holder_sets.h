@@ -41,6 +41,14 @@ class HolderSets {
     if (--rows_[set].cells == 0) free_set(set);
   }
 
+  /// Keeps the set until drop_cell(), although no cell may have it.
+  void pin(SetId set) {
+    if (set != kEmpty && set != kRefused) add_cell(set);
+  }
+  void unpin(SetId set) {
+    if (set != kEmpty && set != kRefused) drop_cell(set);
+  }
+
   [[nodiscard]] bool has(SetId set, std::uint32_t bit) const { return has_bit(bits(set), bit); }
   /// Whether a bit of the set is dead.
   [[nodiscard]] bool has_dead(SetId set) const;

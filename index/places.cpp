@@ -1,7 +1,5 @@
 #include "index/places.h"
 
-#include <algorithm>
-
 #include "base/assert.h"
 
 namespace pegaflow::index {
@@ -22,9 +20,8 @@ void Places::insert(Key key, Place place) noexcept {
   std::size_t bucket = home(key);
   for (std::size_t visited = 0; visited < buckets_; ++visited) {
     Bucket& line = lines_[bucket];
-    const auto empty = std::find(line.slots.begin(), line.slots.end(), 0U);
-    if (empty != line.slots.end()) {
-      *empty = slot_of(key, place);
+    if (const unsigned empty = equal_slots(line, kWhole, 0); empty != 0) {
+      line.slots[std::countr_zero(empty)] = slot_of(key, place);
       return;
     }
     ++line.passed;
@@ -37,8 +34,8 @@ std::uint32_t& Places::slot_at(Key key, Place place, std::size_t& bucket) noexce
   bucket = home(key);
   for (std::size_t visited = 0; visited < buckets_; ++visited) {
     Bucket& line = lines_[bucket];
-    const auto slot = std::find(line.slots.begin(), line.slots.end(), slot_of(key, place));
-    if (slot != line.slots.end()) return *slot;
+    const unsigned slot = equal_slots(line, kWhole, slot_of(key, place));
+    if (slot != 0) return line.slots[std::countr_zero(slot)];
     bucket = next(bucket);
   }
   assertion_failed(__FILE__, __LINE__, "the key is in the table", "");

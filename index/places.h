@@ -84,26 +84,33 @@ class Places {
     return (static_cast<std::uint32_t>(key) & ~place_mask_) | place;
   }
 
-  /// One bit for each slot whose tag is that of `key`; empty slots have tag 0.
+  /// One bit for each slot that has the tag of `key`; empty slots have tag 0.
   [[nodiscard]] unsigned same_tag(const Bucket& line, Key key) const noexcept {
-    const std::uint32_t tag = static_cast<std::uint32_t>(key) & ~place_mask_;
+    return equal_slots(line, ~place_mask_, static_cast<std::uint32_t>(key) & ~place_mask_);
+  }
+
+  /// One bit for each slot that is `wanted` under `mask`.
+  static unsigned equal_slots(const Bucket& line, std::uint32_t mask,
+                              std::uint32_t wanted) noexcept {
     unsigned matches = 0;
 #if defined(__SSE2__)
-    const __m128i wanted = _mm_set1_epi32(static_cast<int>(tag));
-    const __m128i mask = _mm_set1_epi32(static_cast<int>(~place_mask_));
+    const __m128i all_wanted = _mm_set1_epi32(static_cast<int>(wanted));
+    const __m128i all_mask = _mm_set1_epi32(static_cast<int>(mask));
     const auto* const quarters = reinterpret_cast<const __m128i*>(&line);
     for (unsigned i = 0; i < 4; ++i) {
-      const __m128i tags = _mm_and_si128(_mm_load_si128(quarters + i), mask);
-      const __m128 equal = _mm_castsi128_ps(_mm_cmpeq_epi32(tags, wanted));
+      const __m128i slots = _mm_and_si128(_mm_load_si128(quarters + i), all_mask);
+      const __m128 equal = _mm_castsi128_ps(_mm_cmpeq_epi32(slots, all_wanted));
       matches |= static_cast<unsigned>(_mm_movemask_ps(equal)) << (4 * i);
     }
 #else
     for (unsigned i = 0; i < kSlots; ++i) {
-      matches |= static_cast<unsigned>((line.slots[i] & ~place_mask_) == tag) << i;
+      matches |= static_cast<unsigned>((line.slots[i] & mask) == wanted) << i;
     }
 #endif
     return matches & ((1U << kSlots) - 1);
   }
+
+  static constexpr std::uint32_t kWhole = ~std::uint32_t{0};
 
   /// The slot of `key` at `place`, and in `bucket` the bucket that has it.
   std::uint32_t& slot_at(Key key, Place place, std::size_t& bucket) noexcept;

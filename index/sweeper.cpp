@@ -7,6 +7,8 @@ namespace {
 
 // A block of several holders is worth as much as two passes of the hand.
 constexpr std::uint32_t kShared = 2;
+// The table's cache line of a cell is requested so many cells ahead.
+constexpr Place kAhead = 12;
 
 }  // namespace
 
@@ -80,6 +82,7 @@ void Sweeper::pass_oldest(std::uint32_t pressure) {
   const std::uint32_t segment = cells.take_oldest();
   const auto [begin, end] = cells.range_of(segment);
   for (Place place = begin; place != end; ++place) {
+    tables_.places.prefetch(cells.keys()[std::min(place + kAhead, end - 1)]);
     if (cells.words()[place].set() == HolderSets::kEmpty || !revive(place)) continue;
     const CellWord word = cells.words()[place];
     const bool is_shared = tables_.sets.size(word.set()) > 1;
@@ -103,6 +106,7 @@ void Sweeper::join_oldest() {
   if (cells.is_dense(segment)) return cells.keep_segment(segment);
   const auto [begin, end] = cells.range_of(segment);
   for (Place place = begin; place != end && cells.live_in(segment) > 0; ++place) {
+    tables_.places.prefetch(cells.keys()[std::min(place + kAhead, end - 1)]);
     // A dead bit must not get past the hand of the sweep to where it has been already.
     if (cells.words()[place].set() == HolderSets::kEmpty || !revive(place)) continue;
     tables_.move_to_end(place);
