@@ -103,12 +103,20 @@ struct BlockIndex::State {
   void store(Call& call, Key key, std::uint32_t credit);
   void add_holder(Call& call, Place place);
   void erase(Call& call, Key key);
-  void prefetch_first(std::span<const Key> keys) const {
+  // Inlined, or g++ drops the calls: see Places::prefetch().
+  [[gnu::always_inline]] void prefetch_first(std::span<const Key> keys) const {
     for (std::size_t i = 0; i < std::min(keys.size(), kAheadTable); ++i) {
       tables.places.prefetch(keys[i]);
     }
   }
-  void prefetch(std::span<const Key> keys, std::size_t i) const;
+  [[gnu::always_inline]] void prefetch(std::span<const Key> keys, std::size_t i) const {
+    if (i + kAheadTable < keys.size()) tables.places.prefetch(keys[i + kAheadTable]);
+    if (i + kAheadCell >= keys.size()) return;
+    if (const Place place = tables.places.guess(keys[i + kAheadCell]); place != 0) {
+      __builtin_prefetch(tables.cells.keys() + place);
+      __builtin_prefetch(tables.cells.words() + place);
+    }
+  }
 };
 
 Result<std::unique_ptr<BlockIndex>> BlockIndex::create(const Options& options) {
@@ -180,15 +188,6 @@ void BlockIndex::erase(HolderId holder, std::span<const Key> keys) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
     state_->prefetch(keys, i);
     state_->erase(call, keys[i]);
-  }
-}
-
-void BlockIndex::State::prefetch(std::span<const Key> keys, std::size_t i) const {
-  if (i + kAheadTable < keys.size()) tables.places.prefetch(keys[i + kAheadTable]);
-  if (i + kAheadCell >= keys.size()) return;
-  if (const Place place = tables.places.guess(keys[i + kAheadCell]); place != 0) {
-    __builtin_prefetch(tables.cells.keys() + place);
-    __builtin_prefetch(tables.cells.words() + place);
   }
 }
 
