@@ -77,7 +77,7 @@ class HolderSets {
     std::uint64_t hash = 0;
     std::uint32_t cells = 0;
     std::uint32_t size = 0;
-    std::uint32_t epoch = 0;  ///< Of its local row.
+    std::uint32_t epoch = 0;  ///< The epoch of its local row.
   };
 
   /// Copies the live bits of `set` to draft_; returns their hash.
@@ -93,7 +93,7 @@ class HolderSets {
 
   const Holders& holders_;
   std::size_t max_bytes_;
-  std::size_t words_ = 1;             ///< Of each row.
+  std::size_t words_ = 1;             ///< Length of each row.
   mutable std::vector<SetRow> rows_;  ///< By set; mutable with local_, which is computed late.
   std::vector<std::uint64_t> bits_;
   mutable std::vector<std::uint64_t> local_;

@@ -65,8 +65,8 @@ class Holders {
   struct HolderRow {
     Kind kind = Kind::kFree;
     std::uint32_t bit = kNone;
-    HolderId node = kNone;                 ///< Of an engine.
-    std::vector<std::uint64_t> engines{};  ///< Of a node.
+    HolderId node = kNone;                 ///< The node of an engine.
+    std::vector<std::uint64_t> engines{};  ///< The engines of a node.
     std::uint64_t blocks = 0;
   };
 

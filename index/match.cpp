@@ -41,7 +41,7 @@ void Matcher::match(const Tables& tables, std::span<const Key> chain, Match& out
     if (!goes_on) {
       place = tables.find(chain[length]);
       if (place == 0) break;
-      // Runs of one chain are often equally long: the line that begins the next one is on its way.
+      // Runs of one chain are often equally long: requests the line that finds the next one.
       if (length + run < chain.size()) tables.places.prefetch(chain[length + run]);
       run = 0;
     }

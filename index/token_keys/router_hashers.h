@@ -22,7 +22,8 @@ Result<void> llmd_keys(LlmdAlgorithm algorithm, std::string_view seed, std::stri
                        std::uint32_t block_size, const TokenPrompt& prompt,
                        std::vector<std::uint64_t>& out);
 
-/// Computes the chained XXH3 hashes of Dynamo and SMG. Errors: as llmd_keys().
+/// Computes the chained XXH3 hashes of Dynamo and SMG. Errors: as llmd_keys(); and kInvalidArgument
+/// for prompts with multimodal items, for which Dynamo has hashes of its own.
 Result<void> dynamo_keys(std::uint32_t block_size, const TokenPrompt& prompt,
                          std::vector<std::uint64_t>& out);
 
