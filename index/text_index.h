@@ -26,7 +26,9 @@ namespace pegaflow::index {
 class TextIndex {
  public:
   struct Options {
-    std::size_t bytes = std::size_t{1} << 30U;  ///< Bound of its memory, 64 KiB or more.
+    /// Bound of its memory, at least 64 KiB. A quarter is address space that is touched as it
+    /// fills.
+    std::size_t bytes = std::size_t{1} << 30U;
   };
 
   /// The known blocks of a text. The caller keeps it for reuse; look_up() overwrites it.
@@ -54,8 +56,8 @@ class TextIndex {
 
   /// The blocks of `text` are `keys` from the first on, and possibly further blocks that the engine
   /// computed after the text. `hashes` are their full hashes, or empty when only the low 64 bits
-  /// are known. A text that is learned again with other keys forgets the former ones. A text that
-  /// does not fit into `bytes` alone is not learned.
+  /// are known. A text that is learned again with other keys forgets the former ones. A text of
+  /// less than 256 bytes, and one that does not fit into `bytes`, is not learned.
   void learn(const Text& text, std::span<const Key> keys, std::span<const BlockKey> hashes = {});
 
   /// Fills `out` with what is known of `text`, and marks its chain as used. Unknown text gives no

@@ -149,6 +149,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
             "transport/checksum.cpp",
             "index/key.cpp",
             "index/text.cpp",
+            "index/text_index.cpp",
             "index/token_keys/",
             "router/config/access.cpp",
             "router/routing/policy.cpp",
