@@ -2,29 +2,9 @@
 
 #include <algorithm>
 
+#include "index/same_run.h"
+
 namespace pegaflow::index {
-namespace {
-
-/// How many cells from `place` on have the keys of `chain`, in its order, and the set `set`.
-std::uint32_t same_run(const Cells& cells, Place place, std::span<const Key> chain, SetId set) {
-  constexpr std::size_t kAtOnce = 8;
-  const Key* const keys = cells.keys() + place;
-  const CellWord* const words = cells.words() + place;
-  const std::size_t most = std::min<std::size_t>(chain.size(), cells.last_place() - place + 1);
-  std::size_t i = 0;
-  for (; i + kAtOnce <= most; i += kAtOnce) {
-    std::uint64_t other_keys = 0;
-    std::uint32_t other_sets = 0;
-    for (std::size_t j = i; j < i + kAtOnce; ++j) other_keys |= keys[j] ^ chain[j];
-    for (std::size_t j = i; j < i + kAtOnce; ++j) other_sets |= words[j].word ^ set;
-    if (other_keys != 0 || (other_sets & CellWord::kSetMask) != 0) break;
-  }
-  while (i < most && keys[i] == chain[i] && words[i].set() == set) ++i;
-  return static_cast<std::uint32_t>(i);
-}
-
-}  // namespace
-
 void Matcher::match(const Tables& tables, std::span<const Key> chain, Match& out) {
   std::ranges::fill(out.own, 0U);
   std::ranges::fill(out.near, 0U);
