@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "index/key.h"
+#include "index/memory/zero_array.h"
 #include "index/places.h"
-#include "index/zero_array.h"
 
 namespace pegaflow::index {
 

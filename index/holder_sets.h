@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "index/bit_row.h"
 #include "index/cells.h"
 #include "index/holders.h"
+#include "index/memory/bit_row.h"
 
 namespace pegaflow::index {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "index/bit_row.h"
+#include "index/memory/bit_row.h"
 
 namespace pegaflow::index {
 

@@ -12,7 +12,7 @@
 #endif
 
 #include "index/key.h"
-#include "index/zero_array.h"
+#include "index/memory/zero_array.h"
 
 namespace pegaflow::index {
 

@@ -12,7 +12,7 @@
 #include "base/block_key.h"
 #include "base/error.h"
 #include "index/key.h"
-#include "index/zero_array.h"
+#include "index/memory/zero_array.h"
 
 namespace pegaflow::index {
 

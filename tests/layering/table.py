@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
-    "index": ("*", "token_keys"),
+    "index": ("memory", "*", "token_keys"),
     "router": (
         "http",
         "body",

@@ -1,4 +1,4 @@
-#include "index/zero_array.h"
+#include "index/memory/zero_array.h"
 
 #include <sys/mman.h>
 
