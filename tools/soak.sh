@@ -31,6 +31,8 @@ stage 'many ends of a server with a disk, and damage to its file' env PEGA_SSD_K
     PEGA_TEST_NO_LIMIT=1 ./dev test python/ssd_kills --seed "$seed" --counts-file "$counts"
 stage 'many kills of a store with a kept pool, at single instructions' env PEGA_KEPT_KILLS=20000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/kept_pool --seed "$seed" --counts-file "$counts"
+stage 'many random calls of the index of blocks, beside a model' env PEGA_INDEX_STEPS=2500000 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test unit/index --seed "$seed" --counts-file "$counts"
 stage 'many ends of a server with a kept pool' env PEGA_KEEP_KILLS=1000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/keep_kills --seed "$seed" --counts-file "$counts"
 stage 'planted mistakes between nodes, the rare one too' env PEGA_RARE_MISTAKES=1 \

@@ -30,7 +30,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/cuda/",
     ),
     "server": ("base/", "capnp/", "cluster/", "engine/", "server/", "transport/"),
-    "router": ("base/", "router/"),
+    "index": ("base/", "index/"),
+    "router": ("base/", "index/", "router/"),
     # The native module is where the engine's side is put together, so it names concrete devices.
     "pyclient": (
         "base/",
@@ -51,7 +52,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/",
     ),
 }
-MODULES["perf"] = (*MODULES["harness"], "perf/", "pyclient/", "router/")
+MODULES["perf"] = (*MODULES["harness"], "index/", "perf/", "pyclient/", "router/")
 # Tests may use everything, and nothing uses them.
 MODULES["tests"] = (*MODULES["perf"], "tests/")
 
@@ -80,6 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
+    "index": ("memory", "*", "token_keys"),
     "router": (
         "http",
         "body",
@@ -94,7 +96,19 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
     ),
     "server": ("pool", "cache", "ssd", "rpc", "http", "*"),
-    "perf": ("lib", "disk", "gpu", "net", "replay", "server", "store", "fabric", "router", "*"),
+    "perf": (
+        "lib",
+        "disk",
+        "gpu",
+        "index",
+        "net",
+        "replay",
+        "server",
+        "store",
+        "fabric",
+        "router",
+        "*",
+    ),
 }
 
 # Modules in which no part uses one that is built upon it.
@@ -105,6 +119,7 @@ WITHOUT_CIRCLES = (
     "cluster",
     "engine",
     "harness",
+    "index",
     "perf",
     "pyclient",
     "router",
@@ -132,6 +147,10 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
             "engine/types/hash.cpp",
             "engine/types/namespace_factors.cpp",
             "transport/checksum.cpp",
+            "index/key.cpp",
+            "index/text.cpp",
+            "index/text_index.cpp",
+            "index/token_keys/",
             "router/config/access.cpp",
             "router/routing/policy.cpp",
             *TESTS_AND_PERF,
@@ -139,6 +158,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
     "sodium.h": ("libsodium", ("cluster/peer_proof.cpp", "router/body/cache_salt.cpp")),
+    "openssl/": ("OpenSSL", ("index/token_keys/sha256.cpp",)),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),

@@ -1,0 +1,21 @@
+#include "index/memory/zero_array.h"
+
+#include <sys/mman.h>
+
+namespace pegaflow::index {
+
+Result<void*> map_zeros(std::size_t bytes) {
+  void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) {
+    return fail(Errc::kOutOfCapacity,
+                "map {} bytes for the index: out of memory; lower its number of blocks", bytes);
+  }
+  // Advice: where the kernel has no huge pages the array works with small ones.
+  static_cast<void>(::madvise(pages, bytes, MADV_HUGEPAGE));
+  return pages;
+}
+
+void unmap_zeros(void* pages, std::size_t bytes) noexcept { ::munmap(pages, bytes); }
+
+}  // namespace pegaflow::index
