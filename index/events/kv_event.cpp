@@ -1,4 +1,4 @@
-#include "index/kv_event.h"
+#include "index/events/kv_event.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "index/msgpack_reader.h"
+#include "index/events/msgpack_reader.h"
 
 namespace pegaflow::index {
 namespace {

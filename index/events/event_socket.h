@@ -5,13 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "index/kv_event.h"
+#include "index/events/kv_event.h"
 
 namespace pegaflow::index {
 
@@ -23,11 +24,10 @@ struct Arrival {
   enum class Kind : std::uint8_t {
     kConnected,     ///< The subscription has a connection.
     kDisconnected,  ///< It lost its connection; ZeroMQ connects again by itself.
-    kLive,          ///< A batch of the subscription.
-    kReplayed,      ///< A batch of the replay `ticket`.
+    kLive,          ///< A batch of the subscription. If `batch.undecodable`, `note` tells why.
+    kReplayed,      ///< A batch of the replay `ticket`; the same.
     kReplayEnd,     ///< The replay's end marker.
     kReplayFailed,  ///< The replay cannot be requested or returned a message of another form.
-    kUndecodable,   ///< A live batch that is no batch; `note` tells why.
     kOverflow,      ///< Live batches were dropped, because the owner was slow.
   };
   StreamId stream = 0;
@@ -94,7 +94,8 @@ class EventSocket {
   Result<void> add(StreamId id, Stream stream);
   /// Closes the stream. Arrivals that are queued already are still delivered; the owner ignores
   /// them.
-  void remove(StreamId id);
+  /// Idempotent. Errors: kBusy when too many commands wait.
+  Result<void> remove(StreamId id);
   /// Requests the batches from `sequence` on. Replaces an open replay of the stream, whose
   /// remaining batches are discarded. The replay ends with kReplayEnd or kReplayFailed; there is no
   /// timeout here. Errors: kInvalidArgument for an unknown stream or one without a replay endpoint;
@@ -113,6 +114,8 @@ class EventSocket {
   class Thread;
   explicit EventSocket(std::unique_ptr<Thread> thread);
   std::unique_ptr<Thread> thread_;
+  std::map<StreamId, bool> streams_;  // Whether the stream has a replay endpoint.
+  std::size_t max_streams_ = 0;
 };
 
 }  // namespace pegaflow::index

@@ -3,7 +3,6 @@
 /// One event stream: its sequence, its gaps and replays, restarts of its engine, and how far it is
 /// trusted.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -11,9 +10,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
-#include "index/kv_event.h"
+#include "index/events/answer_check.h"
+#include "index/events/event_filter.h"
+#include "index/events/kv_event.h"
 
 namespace pegaflow::index {
 
@@ -60,6 +62,8 @@ struct SourceAction {
 /// | a number that was seen, with other contents | the engine restarted: forget, begin anew |
 /// | another connection | replay from the last batch: the same contents, or else a restart |
 /// | AllBlocksCleared | apply; the stream is exact from here |
+/// | a chain whose parent is unknown | apply: the hash of a block stands for its whole prefix |
+/// | a batch that cannot be decoded | forget, go on as kPartial |
 /// | blocks of groups other than attention, or on other media than the GPU | left out, counted |
 /// | no event while the engine computes prompts | full reports requested; without effect:
 /// kUntrusted | | answers that differ from predictions by more than a quarter, over 32 | forget and
@@ -92,10 +96,10 @@ class Source {
     std::uint64_t applied = 0;  ///< Batches.
     std::uint64_t duplicates = 0;
     std::uint64_t gaps = 0;
-    std::uint64_t filled = 0;  ///< Gaps that a replay or a late batch filled.
-    std::uint64_t lost = 0;    ///< Batches never received, where their number is known.
-    std::uint64_t undecodable = 0;
-    std::uint64_t replays = 0;  ///< Requested.
+    std::uint64_t filled = 0;       ///< Gaps that a replay or a late batch filled.
+    std::uint64_t lost = 0;         ///< Batches never received, where their number is known.
+    std::uint64_t undecodable = 0;  ///< Batches.
+    std::uint64_t replays = 0;      ///< Requested.
     std::uint64_t restarts = 0;
     std::uint64_t forgotten = 0;       ///< Times that the holder was cleared.
     std::uint64_t skipped_events = 0;  ///< Unknown, malformed or beyond a limit.
@@ -114,15 +118,13 @@ class Source {
   /// The subscription has a connection: the first, or another one after a loss.
   void connected(TimePoint now);
   void disconnected(TimePoint now);
-  /// A batch of the subscription.
+  /// A batch of the subscription. One that could not be decoded counts as lost when its turn comes.
   void live(std::uint64_t sequence, KvBatch batch, TimePoint now);
   /// A batch of the replay `ticket`; those of other tickets are late and ignored.
   void replayed(std::uint64_t ticket, std::uint64_t sequence, KvBatch batch, TimePoint now);
   /// The end marker of a replay, or its failure: `complete` is false when the engine refused it or
   /// the connection failed.
   void replay_ended(std::uint64_t ticket, bool complete, TimePoint now);
-  /// A batch with this number arrived and could not be decoded: a gap.
-  void undecodable(std::uint64_t sequence, TimePoint now);
   /// Batches were dropped here, because the owner was slow: a gap behind the last one.
   void overflowed(TimePoint now);
 
@@ -135,7 +137,7 @@ class Source {
   /// in tokens.
   void answered(std::uint64_t prompt, std::uint64_t predicted, std::uint64_t reported,
                 TimePoint now);
-  /// Timeouts. Call it at next_deadline(), or each second.
+  /// Timeouts. Call it each second, and at next_deadline().
   void tick(TimePoint now);
   /// The engine left the fleet: forget, and ignore everything that follows.
   void remove(TimePoint now);
@@ -144,7 +146,7 @@ class Source {
 
   /// Moves the next action to `action`; false when there is none.
   bool next(SourceAction& action);
-  /// Whether the next request to this engine asks for a full report; counts it as used.
+  /// Whether the next request to this engine shall ask for a full report; counts it as used.
   bool take_full_report();
   [[nodiscard]] bool wants_full_report() const noexcept { return full_reports_left_ > 0; }
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
@@ -167,77 +169,77 @@ class Source {
  private:
   // What tells a batch from another with the same number.
   struct Stamp {
-    std::uint64_t sequence = 0;
+    std::uint64_t sequence = UINT64_MAX;
     double timestamp = 0;
     std::size_t bytes = 0;
     bool operator==(const Stamp&) const = default;
   };
   enum class Purpose : std::uint8_t {
-    kHistory,   // Everything the engine still has.
-    kHole,      // The batches between last_ and the held ones.
+    kHistory,  // Everything the engine still has. A snapshot, once engines offer one, belongs here.
+    kHole,     // The batches between last_ and the held ones.
     kIdentity,  // From last_ on: is it the same process?
   };
   struct Replay {
     Purpose purpose = Purpose::kHistory;
     std::uint64_t ticket = 0;
-    std::uint64_t from = 0;
     TimePoint progress;
     bool confirmed = false;  // Of a kIdentity: the first batch was the known one.
   };
-  struct Group {
-    GroupKind kind = GroupKind::kUnnamed;
-  };
+  enum class Distrust : std::uint8_t { kNone, kRank, kSilence, kAnswers };
 
-  void set_trust(Trust trust, std::string reason);
-  void forget(std::string reason);
-  void begin(std::string reason, TimePoint now);
-  void begin_replay(Purpose purpose, std::uint64_t from, TimePoint now);
-  void restart(std::string reason, TimePoint now);
-  void give_up_hole(std::string_view cause, TimePoint now);
-  void finish_history(bool complete, TimePoint now);
+  // Sequence.
+  void accept(std::uint64_t sequence, KvBatch batch, TimePoint now);
+  [[nodiscard]] std::optional<std::string> contradiction(std::uint64_t sequence,
+                                                         const KvBatch& batch);
+  [[nodiscard]] std::optional<std::uint64_t> expected() const;
+  [[nodiscard]] bool is_waiting() const;
   void hold(std::uint64_t sequence, KvBatch batch, TimePoint now);
+  void make_room(std::size_t bytes, TimePoint now);
   void release_held(TimePoint now);
-  void request_hole(TimePoint now);
-  void apply(std::uint64_t sequence, KvBatch batch, TimePoint now);
-  void filter(KvBatch& batch);
-  bool is_indexed(const KvEvent& event);
-  void learn(const KvBatch& batch);
+  void skip_to(std::uint64_t sequence, std::string_view cause);
+  void apply(std::uint64_t sequence, KvBatch batch);
+  void drop_held();
+  // Replays.
+  void begin(std::string cause, TimePoint now);
+  void begin_replay(Purpose purpose, std::uint64_t from, TimePoint now);
+  void finish_history(bool complete, TimePoint now);
+  void resync(std::string cause, TimePoint now);
+  void restart(std::string cause, TimePoint now);
+  // Trust.
+  void set_trust(Trust trust, std::string reason);
+  void distrust(Distrust kind, std::string reason);
+  void lose(std::string reason);
+  void forget(const std::string& reason);
   void ask_full_reports();
-  void judge(TimePoint now);
-  void note_event(TimePoint now);
+  void judge_answers(std::uint64_t predicted, std::uint64_t reported, TimePoint now);
+  bool is_other_rank(const KvBatch& batch);
+  // Stamps.
   [[nodiscard]] const Stamp* stamp_of(std::uint64_t sequence) const;
-  void remember(const Stamp& stamp);
 
   Options options_;
   Stats stats_;
   Trust trust_ = Trust::kUnknown;
+  Distrust distrust_ = Distrust::kNone;
   std::string reason_ = "not connected yet";
   std::deque<SourceAction> actions_;
   bool was_connected_ = false;
 
   std::optional<std::uint64_t> last_;  // Applied.
-  std::array<Stamp, 1024> stamps_{};   // Of numbers up to last_, by number modulo.
-  std::array<bool, 1024> stamped_{};
+  bool from_start_ = false;            // Without last_: the next batch is number 0.
+  std::vector<Stamp> stamps_;          // Of applied numbers, by number modulo.
   std::map<std::uint64_t, KvBatch> held_;
   std::size_t held_bytes_ = 0;
   std::optional<Replay> replay_;
   std::uint64_t tickets_ = 0;
   bool overflow_pending_ = false;
-  std::map<std::uint32_t, Group> groups_;
+  std::string truncated_;  // Why the history is incomplete; empty if it is not.
 
+  EventFilter filter_;
+  AnswerCheck answers_;
+  SilenceCheck silence_;
   std::uint32_t full_reports_left_ = 0;
   std::uint32_t exact_in_row_ = 0;
-  struct Answer {
-    std::uint64_t predicted = 0;
-    std::uint64_t reported = 0;
-  };
-  std::deque<Answer> window_;
   bool resynced_ = false;
-
-  std::optional<TimePoint> last_event_;
-  double usual_interval_ = 0;  // Seconds, smoothed.
-  std::uint32_t computed_since_event_ = 0;
-  bool probing_ = false;
 };
 
 }  // namespace pegaflow::index

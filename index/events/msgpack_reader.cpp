@@ -1,4 +1,4 @@
-#include "index/msgpack_reader.h"
+#include "index/events/msgpack_reader.h"
 
 #include <array>
 

@@ -95,6 +95,7 @@ struct KvBatch {
   double timestamp = 0;               ///< Seconds since 1970 by the engine's clock.
   std::optional<std::uint32_t> rank;  ///< Data-parallel rank.
   std::size_t wire_bytes = 0;         ///< Size of the payload.
+  bool undecodable = false;           ///< Set by the receiver: decode() failed, no event is known.
   std::vector<KvEvent> events;
   std::array<std::uint32_t, kSkipReasons> skipped{};  ///< Skipped events by reason.
 
@@ -114,10 +115,10 @@ struct KvBatch {
 /// Decodes batches. Thread-bound; never recurses, and allocates in proportion to the payload only.
 class KvEventDecoder {
  public:
-  static constexpr std::size_t kMaxDepth = 8;  ///< Nested containers within an event.
-  static constexpr std::size_t kMaxElements = std::size_t{1}
-                                              << 20U;   ///< Elements of one container.
-  static constexpr std::uint32_t kMaxBlockSize = 8192;  ///< Tokens.
+  static constexpr std::size_t kMaxDepth = 8;        ///< Nested containers within an event.
+  static constexpr std::size_t kMaxEvents = 65'536;  ///< Of one batch.
+  static constexpr std::size_t kMaxTokens = std::size_t{1} << 20U;  ///< Of one event, if kept.
+  static constexpr std::uint32_t kMaxBlockSize = 8192;              ///< Tokens.
   static constexpr std::size_t kMaxHashBytes = 64;
   static constexpr std::size_t kMaxText = 4096;  ///< Bytes of a name or a session id.
 
