@@ -35,17 +35,16 @@ Source::Source(const Options& options)
 
 void Source::connected(TimePoint now) {
   if (trust_ == Trust::kGone) return;
-  if (!was_connected_ || (!last_ && !from_start_)) {
-    const bool first = !std::exchange(was_connected_, true);
+  if (!std::exchange(was_connected_, true)) {
     silence_.reset(now);
-    begin(first ? "first connection" : "new connection", now);
+    begin("first connection", now);
   } else if (!options_.can_replay) {
     restart("the connection was lost", now);
-  } else if (last_) {
+  } else if (last_ && trust_ != Trust::kSyncing) {
     // The connection may lead to another process, whose numbers can continue where these ended.
     begin_replay(Purpose::kIdentity, *last_, now);
   } else {
-    resync("new connection", now);
+    resync("new connection", now);  // Batches that wait may be of another process, too.
   }
 }
 
@@ -131,9 +130,13 @@ void Source::hold(std::uint64_t sequence, KvBatch batch, TimePoint now) {
 void Source::make_room(std::size_t bytes, TimePoint now) {
   while (!held_.empty() &&
          (held_.size() >= options_.held_batches || held_bytes_ + bytes > options_.held_bytes)) {
-    const bool history = replay_ && replay_->purpose == Purpose::kHistory;
+    const Purpose purpose = replay_ ? replay_->purpose : Purpose::kHole;
+    if (purpose == Purpose::kIdentity && !replay_->confirmed) {
+      restart("the connection was lost, and the engine did not replay in time", now);
+      return;
+    }
     replay_.reset();
-    if (history) {
+    if (purpose == Purpose::kHistory) {
       truncated_ = "too many batches arrived during the replay of the history";
       finish_history(false, now);
     }

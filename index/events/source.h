@@ -77,9 +77,10 @@ struct SourceAction {
 class Source {
  public:
   struct Options {
-    bool can_replay = false;            ///< The engine has a replay endpoint.
-    std::optional<std::uint32_t> rank;  ///< Batches of another rank make the source untrusted.
-    std::uint32_t block_size = 16;      ///< Tokens; until an event names it.
+    bool can_replay = false;  ///< The engine has a replay endpoint.
+    std::optional<std::uint32_t> rank =
+        std::nullopt;               ///< Batches of another rank make the source untrusted.
+    std::uint32_t block_size = 16;  ///< Tokens; until an event names it.
     std::size_t held_batches = 1024;
     std::size_t held_bytes = std::size_t{64} << 20U;
     Duration replay_timeout = std::chrono::seconds(2);  ///< Without progress.
