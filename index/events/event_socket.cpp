@@ -147,6 +147,9 @@ struct Subscription {
   ZmqSocket replay;   // DEALER, while a replay is open.
   std::uint64_t ticket = 0;
   bool is_connected = false;
+  bool was_connected = false;  // Until its sockets are closed.
+  TimePoint connected_at;
+  Duration delay{};  // Before the next attempt.
   bool overflowed = false;      // Live batches were dropped, and the owner has no report of it.
   std::deque<Arrival> waiting;  // Reports that found the queue full; then live batches are dropped.
 };
@@ -235,9 +238,8 @@ class EventSocket::Thread {
   void run() {
     std::array<epoll_event, 64> events{};
     while (!stopping_.load(std::memory_order_acquire)) {
-      const int timeout = !ready_.empty() ? 0 : !blocked_.empty() ? kRetryMs : -1;
-      const int count =
-          ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+      const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                     next_timeout_ms());
       for (int i = 0; i < count; ++i) {
         const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
         if (number == kWake) {
@@ -247,11 +249,51 @@ class EventSocket::Thread {
         }
       }
       if (count == 0) ready_.merge(std::exchange(blocked_, {}));
+      open_due();
       for (const std::uint64_t number : std::exchange(ready_, {})) {
         const auto found = subscriptions_.find(number);
         if (found != subscriptions_.end()) visit(number, found->second);
       }
     }
+  }
+
+  // Until the first stream is opened again, or the owner's queue is tried again; -1 without either.
+  [[nodiscard]] int next_timeout_ms() const {
+    if (!ready_.empty()) return 0;
+    Duration wait = blocked_.empty() ? Duration::max() : std::chrono::milliseconds(kRetryMs);
+    if (!closed_.empty()) wait = std::min(wait, closed_.begin()->first - clock_.now());
+    if (wait == Duration::max()) return -1;
+    return std::max(0, 1 + static_cast<int>(wait / std::chrono::milliseconds(1)));
+  }
+
+  // ZeroMQ does not connect again after a violation of its protocol, a frame above the limit among
+  // them, and keeps messages of the former connection. So a lost connection gets new sockets.
+  void close_broken(std::uint64_t number, Subscription& stream) {
+    stream.events = ZmqSocket();
+    stream.monitor = ZmqSocket();
+    const TimePoint now = clock_.now();
+    const bool lasted = now - stream.connected_at > options_.most_reconnect;
+    stream.delay = lasted ? options_.least_reconnect : std::max(stream.delay, options_.least_reconnect);
+    closed_.emplace(now + stream.delay, number);
+    stream.delay = std::min(2 * stream.delay, options_.most_reconnect);
+  }
+
+  void open_due() {
+    while (!closed_.empty() && closed_.begin()->first <= clock_.now()) {
+      const std::uint64_t number = closed_.begin()->second;
+      closed_.erase(closed_.begin());
+      const auto found = subscriptions_.find(number);
+      if (found != subscriptions_.end()) open_or_report(number, found->second);
+    }
+  }
+
+  void open_or_report(std::uint64_t number, Subscription& stream) {
+    if (auto opened = open(number, stream); !opened) {
+      Arrival arrival = arrival_of(stream, Arrival::Kind::kDisconnected);
+      arrival.note = opened.error().detail;
+      report(stream, std::move(arrival));
+    }
+    ready_.insert(number);  // Its descriptors signal changes only from here on.
   }
 
   void execute(Command&& command) {
@@ -276,12 +318,7 @@ class EventSocket::Thread {
     stream.id = command.stream;
     stream.config = std::move(command.config);
     stream.decoder = KvEventDecoder(stream.config.decoder);
-    if (auto opened = open(number, stream); !opened) {
-      Arrival arrival = arrival_of(stream, Arrival::Kind::kDisconnected);
-      arrival.note = opened.error().detail;
-      report(stream, std::move(arrival));
-    }
-    ready_.insert(number);  // Its descriptors signal changes only from here on.
+    open_or_report(number, stream);
   }
 
   // Options of every socket that connects to an engine.
@@ -307,7 +344,7 @@ class EventSocket::Thread {
                        stream.config.topic.size()) != 0) {
       return fail_zmq("open a socket for", stream.config.endpoint);
     }
-    const std::string name = fmt::format("inproc://events-{}", number);
+    const std::string name = fmt::format("inproc://events-{}", ++last_monitor_);
     if (zmq_socket_monitor(stream.events.get(), name.c_str(),
                            ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) != 0) {
       return fail_zmq("watch the connection to", stream.config.endpoint);
@@ -373,6 +410,10 @@ class EventSocket::Thread {
       receive_replayed(stream, message);
     }
     flush(stream);
+    if (!stream.is_connected && stream.was_connected && received < kMessagesPerVisit) {
+      stream.was_connected = false;
+      close_broken(number, stream);
+    }
     if (received == kMessagesPerVisit || replayed == kMessagesPerVisit) ready_.insert(number);
     const bool stalled = stream.replay && !has_room_for_replays();
     if (stalled || stream.overflowed || !stream.waiting.empty()) blocked_.insert(number);
@@ -387,7 +428,11 @@ class EventSocket::Thread {
       const bool connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
       if (connected == stream.is_connected) continue;
       stream.is_connected = connected;
-      if (connected) connects_.fetch_add(1, std::memory_order_relaxed);
+      if (connected) {
+        connects_.fetch_add(1, std::memory_order_relaxed);
+        stream.was_connected = true;
+        stream.connected_at = clock_.now();
+      }
       report(stream, arrival_of(stream, connected ? Arrival::Kind::kConnected
                                                   : Arrival::Kind::kDisconnected));
     }
@@ -508,7 +553,10 @@ class EventSocket::Thread {
   UniqueFd epoll_;
   std::map<std::uint64_t, Subscription> subscriptions_;  // By a number of the thread's own.
   std::map<StreamId, std::uint64_t> numbers_;
+  std::multimap<TimePoint, std::uint64_t> closed_;  // Streams to open again.
+  SteadyClock clock_;
   std::uint64_t last_number_ = kWake;
+  std::uint64_t last_monitor_ = 0;
   std::set<std::uint64_t> ready_;    // Visited in this iteration.
   std::set<std::uint64_t> blocked_;  // Visited after kRetryMs: the owner's queue is full.
   std::thread thread_;
