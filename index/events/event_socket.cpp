@@ -149,7 +149,7 @@ struct Subscription {
   bool is_connected = false;
   bool was_connected = false;  // Until its sockets are closed.
   TimePoint connected_at;
-  Duration delay{};  // Before the next attempt.
+  Duration delay{};             // Before the next attempt.
   bool overflowed = false;      // Live batches were dropped, and the owner has no report of it.
   std::deque<Arrival> waiting;  // Reports that found the queue full; then live batches are dropped.
 };
@@ -273,7 +273,8 @@ class EventSocket::Thread {
     stream.monitor = ZmqSocket();
     const TimePoint now = clock_.now();
     const bool lasted = now - stream.connected_at > options_.most_reconnect;
-    stream.delay = lasted ? options_.least_reconnect : std::max(stream.delay, options_.least_reconnect);
+    stream.delay =
+        lasted ? options_.least_reconnect : std::max(stream.delay, options_.least_reconnect);
     closed_.emplace(now + stream.delay, number);
     stream.delay = std::min(2 * stream.delay, options_.most_reconnect);
   }

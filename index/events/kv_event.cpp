@@ -220,6 +220,7 @@ class EventReader {
     if (!reader.read_array(count)) return Skip::kMalformed;
     if (count > options_.max_hashes) return Skip::kTooMany;
     places_.hashes = batch_.hashes.size();
+    if (batch_.hashes.empty()) batch_.hashes.reserve(count);
     places_.hash_count = count;
     places_.full = batch_.full_hashes.size();
     std::uint32_t of_bytes = 0;
@@ -267,7 +268,7 @@ class EventReader {
     event_.token_count = count;
     event_.bigram_tokens = count > 0 && reader.peek() == MsgpackType::kArray;
     if (!options_.keep_tokens) {
-      for (std::uint32_t i = 0; i < count; ++i) reader.skip(KvEventDecoder::kMaxDepth);
+      reader.skip_values(count);
       return std::nullopt;
     }
     if (count > KvEventDecoder::kMaxTokens) return Skip::kTooMany;

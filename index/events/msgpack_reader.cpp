@@ -3,6 +3,27 @@
 #include <array>
 
 namespace pegaflow::index {
+namespace {
+
+// Bytes of values whose first byte tells their size, by that byte; 0 for all others.
+constexpr std::array<std::uint8_t, 256> kSizes = [] {
+  std::array<std::uint8_t, 256> sizes{};
+  for (unsigned first = 0; first < 256; ++first) {
+    const bool small = first <= 0x7f || first >= 0xe0;
+    const bool constant = first == 0xc0 || first == 0xc2 || first == 0xc3;
+    if (small || constant) sizes[first] = 1;
+  }
+  for (const unsigned first : {0xccU, 0xd0U}) {
+    for (unsigned power = 0; power < 4; ++power) {
+      sizes[first + power] = static_cast<std::uint8_t>(1 + (1U << power));
+    }
+  }
+  sizes[0xca] = 5;
+  sizes[0xcb] = 9;
+  return sizes;
+}();
+
+}  // namespace
 
 std::uint64_t MsgpackReader::big_endian(std::size_t offset, std::size_t size) const noexcept {
   std::uint64_t value = 0;
@@ -152,8 +173,32 @@ bool MsgpackReader::consume(std::uint64_t& inside) noexcept {
   }
 }
 
+// Consumes at most `most` values that contain no others and returns their number. Lists of token
+// ids are most of what an engine sends.
+std::uint64_t MsgpackReader::skip_scalars(std::uint64_t most) noexcept {
+  std::uint64_t count = 0;
+  for (; count < most && at_ != end_; ++count) {
+    const std::size_t size = kSizes[*at_];
+    if (size == 0 || left() < size) break;
+    at_ += size;
+  }
+  return count;
+}
+
+bool MsgpackReader::skip_values(std::uint64_t count) noexcept {
+  // The sum stays within the input: a container with more values than bytes is cut off.
+  for (std::uint64_t pending = count; pending > 0;) {
+    pending -= skip_scalars(pending);
+    if (pending == 0) break;
+    std::uint64_t inside = 0;
+    if (!consume(inside)) return false;
+    pending += inside - 1;
+  }
+  return true;
+}
+
 MsgpackReader::Skipped MsgpackReader::skip(std::size_t most_depth) noexcept {
-  std::array<std::uint64_t, kTrackedDepth> open{};  // Values that each open container still needs.
+  std::array<std::uint64_t, kTrackedDepth> open;  // Values that each open container still needs.
   std::size_t depth = 0;
   bool too_deep = false;
   for (;;) {
@@ -161,15 +206,14 @@ MsgpackReader::Skipped MsgpackReader::skip(std::size_t most_depth) noexcept {
     if (!consume(inside)) return Skipped::kCutOff;
     if (inside > 0 && depth < kTrackedDepth) {
       too_deep |= depth >= most_depth;
-      open[depth++] = inside;
-      continue;
+      inside -= skip_scalars(inside);
+      if (inside > 0) {
+        open[depth++] = inside;
+        continue;
+      }
     }
     too_deep |= inside > 0;
-    // Below the tracked depth a sum is enough. It stays within the input: a container with more
-    // values than bytes is cut off.
-    for (std::uint64_t pending = inside; pending > 0; pending += inside - 1) {
-      if (!consume(inside)) return Skipped::kCutOff;
-    }
+    if (!skip_values(inside)) return Skipped::kCutOff;  // Below the tracked depth.
     while (depth > 0 && --open[depth - 1] == 0) --depth;
     if (depth == 0) return too_deep ? Skipped::kTooDeep : Skipped::kDone;
   }

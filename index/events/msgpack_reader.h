@@ -62,6 +62,8 @@ class MsgpackReader {
   };
   /// Consumes one value with everything in it, without recursion, however deep it is.
   Skipped skip(std::size_t most_depth) noexcept;
+  /// Consumes `count` values of any depth; false if they are cut off, and the position is lost.
+  bool skip_values(std::uint64_t count) noexcept;
 
  private:
   struct Head {
@@ -73,6 +75,7 @@ class MsgpackReader {
   [[nodiscard]] Head head() const noexcept;
   // Consumes a value without the values in it, whose number goes to `inside`.
   bool consume(std::uint64_t& inside) noexcept;
+  std::uint64_t skip_scalars(std::uint64_t most) noexcept;
   [[nodiscard]] std::uint64_t big_endian(std::size_t offset, std::size_t size) const noexcept;
 
   const unsigned char* at_;

@@ -51,8 +51,11 @@ void Source::connected(TimePoint now) {
 void Source::disconnected(TimePoint /*now*/) {
   if (trust_ == Trust::kGone) return;
   // Whether the same process comes back is decided in connected(). Until then what is known stays
-  // valid: an engine that is gone gets no requests.
+  // valid: an engine that is gone gets no requests. Batches that wait are replayed after that
+  // decision.
   replay_.reset();
+  overflow_pending_ = false;
+  drop_held();
 }
 
 // ---- batches

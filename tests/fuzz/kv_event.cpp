@@ -1,13 +1,14 @@
 // libFuzzer: any bytes as a batch of KV events.
 //
-// The first byte chooses dialect and tokens. What is decoded obeys the limits, memory is in proportion
-// to the input, and each span lies within its batch.
+// The first byte chooses dialect and tokens. What is decoded obeys the limits, memory is in
+// proportion to the input, and each span lies within its batch.
+#include "index/events/kv_event.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "base/assert.h"
-#include "index/events/kv_event.h"
 
 namespace pegaflow::index {
 namespace {

@@ -1,4 +1,5 @@
-// libFuzzer: any order of inputs to the state machine of an event stream, and any text as addresses.
+// libFuzzer: any order of inputs to the state machine of an event stream, and any text as
+// addresses.
 //
 // Whatever comes, the stream holds no more than its limits, asks for replays only where it may, and
 // accepts nothing once it is gone.
@@ -40,16 +41,23 @@ class Driver {
 
   void input(std::uint8_t what, std::uint8_t number, std::uint8_t content) {
     switch (what % 12) {
-      case 0: return source_.connected(now_);
-      case 1: return source_.disconnected(now_);
+      case 0:
+        return source_.connected(now_);
+      case 1:
+        return source_.disconnected(now_);
       case 2:
       case 3:
-      case 4: return source_.live(number % 32, batch_of(content), now_);
+      case 4:
+        return source_.live(number % 32, batch_of(content), now_);
       case 5:
-      case 6: return source_.replayed(ticket_, number % 32, batch_of(content), now_);
-      case 7: return source_.replay_ended(ticket_, content % 2 == 0, now_);
-      case 8: return source_.overflowed(now_);
-      case 9: return source_.answered(number * 16U, content * 16U, number * 8U, now_);
+      case 6:
+        return source_.replayed(ticket_, number % 32, batch_of(content), now_);
+      case 7:
+        return source_.replay_ended(ticket_, content % 2 == 0, now_);
+      case 8:
+        return source_.overflowed(now_);
+      case 9:
+        return source_.answered(number * 16U, content * 16U, number * 8U, now_);
       case 10:
         now_ += std::chrono::milliseconds(content * 20);
         return source_.tick(now_);

@@ -1,8 +1,6 @@
-// EventSocket against real publishers: PUB and ROUTER sockets of libzmq, as vLLM's ZmqEventPublisher
-// uses them.
+// EventSocket against real publishers: PUB and ROUTER sockets of libzmq, as vLLM's
+// ZmqEventPublisher uses them.
 #include "index/events/event_socket.h"
-
-#include <poll.h>
 
 #include <array>
 #include <chrono>
@@ -12,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include <poll.h>
+#include <zmq.h>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
-#include <zmq.h>
 
 #include "tests/support/patience.h"
 
@@ -35,7 +35,8 @@ Bytes stored(std::uint64_t hash, std::size_t padding = 0) {
   return Json::to_msgpack(Json::array({1.0, Json::array({event}), 0}));
 }
 
-// An engine's publisher: PUB for live batches, ROUTER for replays, on ports that the system chooses.
+// An engine's publisher: PUB for live batches, ROUTER for replays, on ports that the system
+// chooses.
 class Publisher {
  public:
   Publisher() : context_(zmq_ctx_new()) { open("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"); }
@@ -156,7 +157,8 @@ struct Rig {
                              .decoder = {}}));
   }
   // Waits until `done` holds, draining; `work` runs between waits.
-  void until(const std::function<bool()>& done, const std::function<void()>& work = [] {}) {
+  void until(
+      const std::function<bool()>& done, const std::function<void()>& work = [] {}) {
     const auto deadline = std::chrono::steady_clock::now() + testing::kHang;
     while (!done()) {
       REQUIRE(std::chrono::steady_clock::now() < deadline);
@@ -178,8 +180,8 @@ struct Rig {
     }
     return found;
   }
-  // A subscription reaches the publisher some time after the connection: batches are published until
-  // one arrives. Returns the next sequence number.
+  // A subscription reaches the publisher some time after the connection: batches are published
+  // until one arrives. Returns the next sequence number.
   std::uint64_t subscribe(Publisher& publisher, StreamId stream = 1, std::uint64_t sequence = 0) {
     const std::size_t before = count(Kind::kLive, stream);
     until([&] { return count(Kind::kLive, stream) > before; },
@@ -347,8 +349,8 @@ TEST_SUITE("EventSocket") {
   TEST_CASE("a slow connection attempt of one engine does not delay others") {
     Publisher publisher;
     Rig rig;
-    REQUIRE(rig.socket->add(2, {.endpoint = "tcp://127.0.0.1:1", .replay_endpoint = "", .topic = "",
-                                .decoder = {}}));
+    REQUIRE(rig.socket->add(
+        2, {.endpoint = "tcp://127.0.0.1:1", .replay_endpoint = "", .topic = "", .decoder = {}}));
     rig.add(1, publisher);
     rig.subscribe(publisher);
 
@@ -379,8 +381,8 @@ TEST_SUITE("EventSocket") {
     Rig rig({.max_streams = 1});
     rig.add(1, publisher);
     const auto add = [&](StreamId id, const char* endpoint) {
-      return rig.socket->add(id, {.endpoint = endpoint, .replay_endpoint = "", .topic = "",
-                                  .decoder = {}});
+      return rig.socket->add(
+          id, {.endpoint = endpoint, .replay_endpoint = "", .topic = "", .decoder = {}});
     };
     CHECK(add(2, "tcp://*:1").error().code == Errc::kInvalidArgument);
     CHECK(add(2, "inproc://x").error().code == Errc::kInvalidArgument);

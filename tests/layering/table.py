@@ -99,6 +99,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "perf": (
         "lib",
         "disk",
+        "events",
         "gpu",
         "index",
         "net",
