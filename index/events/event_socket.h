@@ -19,7 +19,7 @@ namespace pegaflow::index {
 /// Number of a subscription, chosen by the owner and never used twice.
 using StreamId = std::uint64_t;
 
-/// What happened on a stream, in the order in which the thread saw it.
+/// An event of one stream, in the order in which the thread received it.
 struct Arrival {
   enum class Kind : std::uint8_t {
     kConnected,     ///< The subscription has a connection.
@@ -71,7 +71,7 @@ class EventSocket {
   /// Counters of all streams since the start.
   struct Stats {
     std::uint64_t batches = 0;
-    std::uint64_t bytes = 0;  ///< Of payloads.
+    std::uint64_t bytes = 0;  ///< Sum of payloads.
     std::uint64_t blocks = 0;
     std::uint64_t undecodable = 0;  ///< Payloads that are no batch.
     std::uint64_t malformed = 0;    ///< Messages with other frames: ignored.

@@ -60,9 +60,9 @@ struct KvEvent {
   /// Hashes as they came, `hash_bytes` each, when the engine sends bytes; empty when it sends ints.
   std::span<const std::byte> full_hashes;
   std::uint32_t hash_bytes = 0;
-  /// `token_ids` of a kStored, first token of each pair; empty unless Options::keep_tokens.
+  /// Token ids in a kStored, the first one of each pair; empty unless Options::keep_tokens.
   std::span<const std::uint32_t> tokens;
-  std::string_view session_id;  ///< Of the request that caused the event; empty if it had none.
+  std::string_view session_id;  ///< Session in the request that caused the event; may be empty.
   std::string_view lora_name;   ///< Empty for the base model.
   bool has_extra_keys = false;  ///< A block's hash covers more than tokens: images, salt, adapter.
 };
@@ -116,14 +116,15 @@ struct KvBatch {
 class KvEventDecoder {
  public:
   static constexpr std::size_t kMaxDepth = 8;        ///< Nested containers within an event.
-  static constexpr std::size_t kMaxEvents = 65'536;  ///< Of one batch.
-  static constexpr std::size_t kMaxTokens = std::size_t{1} << 20U;  ///< Of one event, if kept.
-  static constexpr std::uint32_t kMaxBlockSize = 8192;              ///< Tokens.
+  static constexpr std::size_t kMaxEvents = 65'536;  ///< Events in one batch.
+  static constexpr std::size_t kMaxTokens = std::size_t{1}
+                                            << 20U;     ///< Token ids in one event, if kept.
+  static constexpr std::uint32_t kMaxBlockSize = 8192;  ///< Tokens.
   static constexpr std::size_t kMaxHashBytes = 64;
   static constexpr std::size_t kMaxText = 4096;  ///< Bytes of a name or a session id.
 
   struct Options {
-    std::size_t max_hashes = 65'536;  ///< Of one event; events with more are skipped and counted.
+    std::size_t max_hashes = 65'536;  ///< Hashes in one event; longer ones are skipped and counted.
     Dialect dialect = Dialect::kVllm;
     bool keep_tokens = false;  ///< Domains with a translation need them; others skip them.
   };

@@ -49,7 +49,7 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// `ipc://` with an absolute path and nothing that is no path.
+// `ipc://` with an absolute path.
 bool is_ipc(std::string_view endpoint) {
   return endpoint.starts_with("ipc:///") && endpoint.size() > 7 && endpoint.size() < 110 &&
          std::ranges::none_of(endpoint, [](unsigned char c) { return c <= ' ' || c == 127; });

@@ -32,7 +32,7 @@ inline constexpr std::size_t kMaxRanks = 1024;
 /// `0.0.0.0` and `::` of an endpoint. An endpoint that names another host than the engine's own or
 /// a loopback address is rejected, so that an engine cannot make its router dial other machines. A
 /// loopback address is valid only when the engine's own host is one, as is `ipc://`. Errors:
-/// kInvalidArgument for a host that is empty; kCorrupt for text that is no such response, with the
+/// kInvalidArgument for a host that is empty; kCorrupt for invalid text, with the
 /// rank and the value; kRefused for an endpoint of another host or with port 0.
 Result<std::vector<EventAddress>> parse_kv_event_sources(std::string_view text,
                                                          std::string_view engine_host);

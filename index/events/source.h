@@ -24,15 +24,15 @@ enum class Trust : std::uint8_t {
   kUnknown,    ///< No connection yet.
   kSyncing,    ///< The engine's history is being replayed; nothing is known for sure.
   kExact,      ///< Every event since the cache was empty has been applied.
-  kPartial,    ///< What is known is right, and more may be cached.
+  kPartial,    ///< All known blocks are cached, and more may be.
   kUntrusted,  ///< Answers contradict the events, or the events have stopped.
-  kGone,       ///< Removed; nothing is accepted any more.
+  kGone,       ///< Removed; further inputs are ignored.
 };
 inline constexpr std::size_t kTrusts = static_cast<std::size_t>(Trust::kGone) + 1;
 /// "exact", as /health and metrics spell it.
 std::string_view to_string(Trust trust) noexcept;
 
-/// What the owner does next, in order.
+/// Next step of the owner, in order.
 struct SourceAction {
   enum class Kind : std::uint8_t {
     kApply,   ///< Apply `batch` to the holder: stored, removed and cleared events in their order.
@@ -43,7 +43,7 @@ struct SourceAction {
   };
   Kind kind = Kind::kTrust;
   KvBatch batch;
-  std::uint64_t sequence = 0;  ///< Of a kApply.
+  std::uint64_t sequence = 0;  ///< Number of the batch of a kApply.
   std::uint64_t from = 0;
   std::uint64_t ticket = 0;
   Trust trust = Trust::kUnknown;

@@ -1,4 +1,4 @@
-"""The streams of a real vLLM, as ``index/events`` follows them: history, live batches, sessions, full
+"""The stream of a real vLLM, as ``index/events`` follows it: history, live batches, sessions, full
 reports, a reset of an idle engine, and a restart in place.
 """
 

@@ -70,7 +70,7 @@ TEST_SUITE("parse_kv_event_sources") {
           "publish to tcp://*:PORT");
   }
 
-  TEST_CASE("text that is no such response is corrupt") {
+  TEST_CASE("invalid text is corrupt") {
     std::string nested(20'000, '[');
     for (const std::string& text :
          {std::string(), std::string("[]"), std::string("{\"0\":1}"), std::string("{\"x\":{}}"),
