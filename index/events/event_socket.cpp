@@ -464,11 +464,12 @@ class EventSocket::Thread {
       return;
     }
     flush(stream);
-    if (stream.overflowed || !stream.waiting.empty() ||
-        !enqueue(decode(stream, Arrival::Kind::kLive, *sequence, message.payload()))) {
-      stream.overflowed = true;
-      dropped_.fetch_add(1, std::memory_order_relaxed);
+    if (!stream.overflowed && stream.waiting.empty()) {
+      Arrival arrival = decode(stream, Arrival::Kind::kLive, *sequence, message.payload());
+      if (enqueue(arrival)) return;
     }
+    stream.overflowed = true;
+    dropped_.fetch_add(1, std::memory_order_relaxed);
   }
 
   void receive_replayed(Subscription& stream, Message& message) {
@@ -488,7 +489,7 @@ class EventSocket::Thread {
     Arrival arrival = decode(stream, Arrival::Kind::kReplayed, *sequence, message.payload());
     arrival.ticket = stream.ticket;
     // has_room_for_replays() and this thread being the only sender leave a place for it.
-    if (!enqueue(std::move(arrival))) {
+    if (!enqueue(arrival)) {
       end_replay(stream, Arrival::Kind::kReplayFailed, "the queue of batches is full");
     }
   }
@@ -501,7 +502,8 @@ class EventSocket::Thread {
            queued_bytes_.load(std::memory_order_relaxed) < options_.queue_bytes / 2;
   }
 
-  bool enqueue(Arrival&& arrival) {
+  // Moves from `arrival` only if there is room.
+  bool enqueue(Arrival& arrival) {
     const std::size_t bytes = arrival.batch.bytes();
     if (queued_bytes_.load(std::memory_order_relaxed) + bytes > options_.queue_bytes) return false;
     queued_bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -515,7 +517,7 @@ class EventSocket::Thread {
   // Sends a report without a batch, or keeps it until there is room.
   void report(Subscription& stream, Arrival arrival) {
     flush(stream);
-    if (!stream.overflowed && stream.waiting.empty() && enqueue(std::move(arrival))) return;
+    if (!stream.overflowed && stream.waiting.empty() && enqueue(arrival)) return;
     if (stream.waiting.size() == kWaitingPerStream) {
       // Connections came and went many times: the state of today is what matters.
       stream.waiting.clear();
@@ -526,11 +528,12 @@ class EventSocket::Thread {
 
   void flush(Subscription& stream) {
     if (stream.overflowed) {
-      if (!enqueue(arrival_of(stream, Arrival::Kind::kOverflow))) return;
+      Arrival overflow = arrival_of(stream, Arrival::Kind::kOverflow);
+      if (!enqueue(overflow)) return;
       stream.overflowed = false;
     }
     while (!stream.waiting.empty()) {
-      if (!enqueue(std::move(stream.waiting.front()))) return;
+      if (!enqueue(stream.waiting.front())) return;
       stream.waiting.pop_front();
     }
   }

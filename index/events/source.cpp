@@ -246,7 +246,7 @@ bool Source::is_other_rank(const KvBatch& batch) {
 
 // ---- replays
 
-void Source::begin(std::string cause, TimePoint now) {
+void Source::begin(const std::string& cause, TimePoint now) {
   truncated_.clear();
   from_start_ = false;
   if (options_.can_replay) {
@@ -354,15 +354,15 @@ void Source::restarted(std::string_view evidence, TimePoint now) {
   restart(fmt::format("{}, so the engine was restarted", evidence), now);
 }
 
-void Source::restart(std::string cause, TimePoint now) {
+void Source::restart(const std::string& cause, TimePoint now) {
   ++stats_.restarts;
   filter_.reset();
   resynced_ = false;
-  resync(std::move(cause), now);
+  resync(cause, now);
 }
 
 // Forgets everything and begins anew.
-void Source::resync(std::string cause, TimePoint now) {
+void Source::resync(const std::string& cause, TimePoint now) {
   distrust_ = Distrust::kNone;
   forget(cause);
   last_.reset();
@@ -372,7 +372,7 @@ void Source::resync(std::string cause, TimePoint now) {
   overflow_pending_ = false;
   answers_.reset();
   silence_.reset(now);
-  begin(std::move(cause), now);
+  begin(cause, now);
 }
 
 void Source::tick(TimePoint now) {
@@ -433,7 +433,7 @@ void Source::judge_answers(std::uint64_t predicted, std::uint64_t reported, Time
     return;
   }
   ++stats_.resyncs;
-  resync(std::move(reason), now);
+  resync(reason, now);
 }
 
 void Source::set_trust(Trust trust, std::string reason) {

@@ -201,11 +201,11 @@ class Source {
   void apply(std::uint64_t sequence, KvBatch batch);
   void drop_held();
   // Replays.
-  void begin(std::string cause, TimePoint now);
+  void begin(const std::string& cause, TimePoint now);
   void begin_replay(Purpose purpose, std::uint64_t from, TimePoint now);
   void finish_history(bool complete, TimePoint now);
-  void resync(std::string cause, TimePoint now);
-  void restart(std::string cause, TimePoint now);
+  void resync(const std::string& cause, TimePoint now);
+  void restart(const std::string& cause, TimePoint now);
   // Trust.
   void set_trust(Trust trust, std::string reason);
   void distrust(Distrust kind, std::string reason);

@@ -65,7 +65,7 @@ class Publisher {
     buffer.emplace_back(sequence, payload);
     send_frames(events_, {Bytes{'k', 'v'}, number(sequence), payload});
   }
-  void send_frames(std::vector<Bytes> frames) { send_frames(events_, std::move(frames)); }
+  void send_frames(const std::vector<Bytes>& frames) { send_frames(events_, frames); }
 
   // Answers a waiting request as vLLM does, with or without the topic; true if there was one.
   bool answer_replay(bool with_topic, bool with_end = true) {
