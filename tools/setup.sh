@@ -5,7 +5,8 @@
 # The same names on Debian 12 and Ubuntu 24.04 (its universe carries LLVM 16 too), but for Boost.
 packages_build=(git build-essential g++ meson ninja-build ccache pkg-config capnproto libcapnp-dev
     libfmt-dev libspdlog-dev libexpected-dev libcli11-dev nlohmann-json3-dev prometheus-cpp-dev
-    doctest-dev libsodium-dev libssl-dev liburing-dev libxxhash-dev libucx-dev pybind11-dev python3-dev python3-venv)
+    doctest-dev libsodium-dev libssl-dev liburing-dev libxxhash-dev libucx-dev libzmq3-dev pybind11-dev
+    python3-dev python3-venv)
 # Headers only. Debian 12's libboost-dev is 1.74, beside which 1.81 is a package of its own.
 case $(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}") in
     'debian 12') packages_build+=(libboost1.81-dev) ;;

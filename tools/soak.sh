@@ -35,6 +35,8 @@ stage 'many random calls of the index of blocks, beside a model' env PEGA_INDEX_
     PEGA_TEST_NO_LIMIT=1 ./dev test unit/index --seed "$seed" --counts-file "$counts"
 stage 'many ends of a server with a kept pool' env PEGA_KEEP_KILLS=1000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/keep_kills --seed "$seed" --counts-file "$counts"
+stage 'many schedules of an event stream that loses batches' env PEGA_SOURCE_SCHEDULES=200000 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test sim/kv_source --seed "$seed" --counts-file "$counts"
 stage 'planted mistakes between nodes, the rare one too' env PEGA_RARE_MISTAKES=1 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes_mistakes --seed "$seed" --counts-file "$counts"
 stage 'many outages of a network' env PEGA_TEST_HOLES=100 \

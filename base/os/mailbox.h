@@ -65,13 +65,14 @@ class Mailbox {
 
   /// Passes every queued value to `use(T&&)`, in the order of sending, and returns their count.
   /// `use` may send to this mailbox; such values may be passed in the same call, at most capacity()
-  /// in all, so that a fast sender cannot hold the owner here.
+  /// in all, so that a fast sender cannot hold the owner here. After `most` values the call ends,
+  /// and fd() stays readable.
   template <typename Use>
-  std::size_t drain(Use&& use) {
+  std::size_t drain(Use&& use, std::size_t most = SIZE_MAX) {
     wake_.clear();
     awake_.exchange(false, std::memory_order_acq_rel);
     std::size_t count = 0;
-    while (count <= mask_) {
+    while (count <= mask_ && count < most) {
       Cell& cell = cells_[head_ & mask_];
       if (cell.turn.load(std::memory_order_acquire) != head_ + 1) return count;
       T value = std::move(cell.value);

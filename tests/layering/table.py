@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
-    "index": ("memory", "*", "token_keys"),
+    "index": ("memory", "*", "token_keys", "events"),
     "router": (
         "http",
         "body",
@@ -99,6 +99,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "perf": (
         "lib",
         "disk",
+        "events",
         "gpu",
         "index",
         "net",
@@ -162,7 +163,10 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),
-    "nlohmann/": ("nlohmann-json", ("server/", *TESTS_AND_PERF)),
+    "nlohmann/": (
+        "nlohmann-json",
+        ("server/", "index/events/kv_event_sources.cpp", *TESTS_AND_PERF),
+    ),
     "pybind11/": ("pybind11", ("pyclient/",)),
     "Python.h": ("the Python C API", ("pyclient/",)),
     "doctest/": ("doctest", ("tests/",)),
@@ -174,6 +178,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda.h": ("CUDA", ("transport/cuda/", "tests/unit/transport/")),
     "cuda_runtime": ("CUDA", ("transport/cuda/",)),
     "liburing.h": ("liburing", ("transport/disk/",)),
+    "zmq.h": ("ZeroMQ", ("index/events/event_socket.cpp", *TESTS_AND_PERF)),
     "hiredis/": ("hiredis", ("engine/directory/",)),
     "boost/": ("Boost", ("router/", *TESTS_AND_PERF)),
 }

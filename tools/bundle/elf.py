@@ -18,6 +18,7 @@ PLAIN_SYSTEM = frozenset(
         "libgcc_s.so.1",
         "libm.so.6",
         "libpthread.so.0",
+        "libresolv.so.2",  # of glibc, and bound to its version
         "librt.so.1",
         "libstdc++.so.6",
     )

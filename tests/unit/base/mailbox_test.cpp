@@ -18,6 +18,21 @@ bool readable(int fd) {
 }
 
 TEST_SUITE("Mailbox") {
+  TEST_CASE("a drain of at most two values leaves the others, and the descriptor readable") {
+    Mailbox<int> mailbox(8);
+    for (int i = 0; i < 5; ++i) REQUIRE(mailbox.try_send(int{i}));
+    std::vector<int> got;
+    const auto take = [&](int value) { got.push_back(value); };
+
+    CHECK(mailbox.drain(take, 2) == 2);
+    CHECK(readable(mailbox.fd()));
+    CHECK(mailbox.drain(take, 2) == 2);
+    CHECK(mailbox.drain(take, 2) == 1);
+
+    CHECK(got == std::vector<int>{0, 1, 2, 3, 4});
+    CHECK_FALSE(readable(mailbox.fd()));
+  }
+
   TEST_CASE("values arrive in order and wake the owner once") {
     Mailbox<std::string> box(8);
     CHECK_FALSE(readable(box.fd()));
