@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
-    "index": ("memory", "*", "token_keys"),
+    "index": ("memory", "*", "token_keys", "placement"),
     "router": (
         "http",
         "body",
@@ -103,6 +103,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "index",
         "net",
         "replay",
+        "placement",
         "server",
         "store",
         "fabric",
