@@ -30,6 +30,8 @@ constexpr Subcommand kSubcommands[] = {
     {"server", "wake-ups when idle, memory per block, longest event-loop iteration, CPU of saves",
      run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
+    {"place", "policies of a router over a request trace, on simulated nodes in virtual time",
+     run_place},
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
     {"disk", "reads and writes of a disk, beside fio with the same file and bytes in flight",
      run_disk},
@@ -50,7 +52,7 @@ void print_help(std::ostream& out) {
     out << fmt::format("  {:<10} {}\n", subcommand.name, subcommand.sentence);
   }
   out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, disk, "
-         "replay and gpu some minutes.\n"
+         "replay, place and gpu some minutes.\n"
          "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object per "
          "line.\n";
 }

@@ -51,6 +51,7 @@ Outcome run_gpu(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
+Outcome run_place(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
 Outcome run_disk(int argc, const char* const* argv);
 Outcome run_ssd_scan(int argc, const char* const* argv);

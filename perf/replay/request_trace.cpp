@@ -1,5 +1,6 @@
 #include "perf/replay/request_trace.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -31,8 +32,19 @@ std::string_view decompressor(std::string_view line) {
   return line.starts_with("\x1F\x8B") ? "gzip" : "";
 }
 
+struct Line {
+  Prompt prompt;
+  Arrival arrival;
+};
+
+/// A length in tokens; what does not fit is cut.
+std::uint32_t tokens(const json& number) {
+  constexpr double kMost = 1U << 30U;
+  return static_cast<std::uint32_t>(std::min(number.get<double>(), kMost));
+}
+
 /// Parses one line. The error describes what is wrong with the line, but not its place.
-Result<Prompt> read_request(const std::string& line) {
+Result<Line> read_request(const std::string& line) {
   const json object = json::parse(line, nullptr, false);
   if (const std::string_view tool = decompressor(line); !tool.empty()) {
     return fail(
@@ -65,7 +77,11 @@ Result<Prompt> read_request(const std::string& line) {
     return fail(Errc::kInvalidArgument, "expected at most {} hash_ids, got {}", kMaxPromptBlocks,
                 ids->size());
   }
-  Prompt prompt;
+  Line request;
+  request.arrival = {.milliseconds = object["timestamp"].get<double>(),
+                     .input_tokens = tokens(object["input_length"]),
+                     .output_tokens = tokens(object["output_length"])};
+  Prompt& prompt = request.prompt;
   prompt.reserve(ids->size());
   for (const json& id : *ids) {
     if (!id.is_number_unsigned()) {
@@ -75,7 +91,7 @@ Result<Prompt> read_request(const std::string& line) {
     }
     prompt.push_back(id.get<std::uint64_t>());
   }
-  return prompt;
+  return request;
 }
 
 }  // namespace
@@ -85,11 +101,14 @@ Result<RequestTrace> read_trace(std::istream& lines, const std::string& name, st
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    auto prompt = read_request(line);
-    if (!prompt) {
-      return fail(Errc::kInvalidArgument, "{}, line {}: {}", name, number, prompt.error().detail);
+    auto request = read_request(line);
+    if (!request) {
+      return fail(Errc::kInvalidArgument, "{}, line {}: {}", name, number, request.error().detail);
     }
-    if (!prompt->empty()) trace.requests.push_back(std::move(*prompt));
+    if (!request->prompt.empty()) {
+      trace.requests.push_back(std::move(request->prompt));
+      trace.arrivals.push_back(request->arrival);
+    }
     if (limit != 0 && trace.requests.size() == limit) return trace;
   }
   if (lines.bad()) return fail(Errc::kIo, "read {}: {}", name, std::strerror(errno));

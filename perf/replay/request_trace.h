@@ -15,9 +15,18 @@ namespace pegaflow::perf {
 /// The blocks of one prompt in order. Equal numbers are equal blocks with equal prefixes.
 using Prompt = std::vector<std::uint64_t>;
 
+/// When a request arrived, and its lengths.
+struct Arrival {
+  double milliseconds = 0;  ///< From the start of the trace.
+  std::uint32_t input_tokens = 0;
+  std::uint32_t output_tokens = 0;
+};
+
 struct RequestTrace {
   std::string name;  ///< For reports: the file, or the workload and its seed.
   std::vector<Prompt> requests;
+  /// One for each request; empty for generated requests, which have an order only.
+  std::vector<Arrival> arrivals{};
 };
 
 /// The limit of blocks in one request: that of one call to the server.

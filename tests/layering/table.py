@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
-    "index": ("memory", "*", "token_keys", "events"),
+    "index": ("memory", "*", "token_keys", "events", "placement"),
     "router": (
         "http",
         "body",
@@ -104,6 +104,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "index",
         "net",
         "replay",
+        "placement",
         "server",
         "store",
         "fabric",

@@ -10,6 +10,8 @@
 #include <doctest/doctest.h>
 
 #include "index/block_index.h"
+#include "index/placement/expected_blocks.h"
+#include "index/placement/placement.h"
 
 namespace {
 
@@ -67,6 +69,35 @@ TEST_SUITE("BlockIndex") {
     const std::size_t before = allocations;
     CHECK(std::make_unique<int>(1) != nullptr);
     CHECK(allocations > before);  // The counter counts.
+  }
+}
+
+TEST_SUITE("Placement") {
+  TEST_CASE("a decision, its account and what is expected of it allocate nothing") {
+    const auto placement = *Placement::create({.max_engines = 96, .max_nodes = 96});
+    auto expected = *ExpectedBlocks::create({});
+    std::vector<Candidate> candidates;
+    std::vector<Source> sources;
+    for (std::uint32_t i = 0; i < 96; ++i) {
+      const NodeId node = *placement->add_node();
+      candidates.push_back({.engine = *placement->add_engine({.node = node}), .local_blocks = i});
+      sources.push_back({.node = node, .blocks = i});
+    }
+    const std::vector<Key> chain(2000, 7);
+    std::vector<std::uint32_t> blocks(96);
+
+    const std::size_t before = allocations;
+    for (std::uint64_t id = 0; id < 1000; ++id) {
+      const TimePoint now{std::chrono::milliseconds(id)};
+      expected.match(chain, now, blocks);
+      const auto decision = placement->choose(
+          {.prompt_tokens = 32000, .candidates = candidates, .sources = sources}, now);
+      (void)placement->placed(id, decision->best(), 32000, now);
+      expected.placed(decision->best().engine, chain, now);
+      if (id > 50) placement->first_token(id - 50, now);
+      if (id > 100) placement->done(id - 100, now);
+    }
+    CHECK(allocations == before);
   }
 }
 
