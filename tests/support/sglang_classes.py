@@ -1,14 +1,17 @@
-"""SGLang's cache classes on a machine without a GPU: import this module before ``sglang``.
+"""SGLang's cache classes, mostly without a GPU: import this module before ``sglang``.
 
 ``tools/sglang/install.sh`` has put SGLang's Python files into build/sglang, without its kernels and
 without packages that its cache does not use. Those are empty modules here; and the copies between
 "device" and host pools, which are kernels of a GPU in SGLang, are indexed assignments.
+
+With ``PEGA_SGLANG_DEVICE=cuda`` the installed SGLang is used as it is, with its pools on the GPU.
 
 Importing takes ten seconds or more, so tests import this once, in the process that forks engines.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import types
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 
+DEVICE = os.environ.get("PEGA_SGLANG_DEVICE", "cpu")
 DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "sglang"
 #: Packages that SGLang imports and its cache does not use.
 _UNUSED = (
@@ -33,6 +37,8 @@ _UNUSED = (
 
 def missing() -> str:
     """Why there are no classes; empty if there are."""
+    if DEVICE != "cpu":
+        return "" if importlib.util.find_spec("sglang") else "no SGLang is installed"
     if (DIRECTORY / ".sglang").exists():
         return ""
     return "no SGLang in build/sglang: './dev test python/sglang' installs it, from pypi.org"
@@ -82,24 +88,32 @@ def _prepare() -> None:
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", "/tmp")
     os.environ.setdefault("SGLANG_DISABLE_CONSOLIDATED_WARNING", "1")
     warnings.filterwarnings("ignore", category=UserWarning)
+    if DEVICE == "cpu":
+        _prepare_without_gpu()
+    elif importlib.util.find_spec("datasets") is None:
+        sys.modules["datasets"] = _Unused("datasets")  # for benchmarks only
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+    from sglang.test.kits.unified_radix_cache import fixtures
+
+    # The one of engines; that of the fixtures numbers slots without regard to pages.
+    fixtures.TokenToKVPoolAllocator = lambda **options: PagedTokenToKVPoolAllocator(
+        page_size=options["kvcache"].page_size, **options
+    )
+    fixtures.get_device = lambda *_: DEVICE
+
+
+def _prepare_without_gpu() -> None:
     sys.path.insert(1, str(DIRECTORY))
     import sglang  # noqa: F401 - it looks for torchvision itself, so the stand-ins come later
 
     for name in _UNUSED:
         sys.modules[name] = _Unused(name)
-    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.pool_host import common, mha
-    from sglang.test.kits.unified_radix_cache import fixtures
 
     common._cuda_host_register = lambda *_: None  # there is no GPU for which to lock memory
     common._cuda_host_unregister = lambda *_: None
     mha.transfer_kv_all_layer_direct_lf_pf = _to_host
     mha.transfer_kv_per_layer_direct_pf_lf = _to_device
-    # The one of engines; that of the fixtures numbers slots without regard to pages.
-    fixtures.TokenToKVPoolAllocator = lambda **options: PagedTokenToKVPoolAllocator(
-        page_size=options["kvcache"].page_size, **options
-    )
-    fixtures.get_device = lambda *_: "cpu"
 
 
 if not missing():

@@ -73,10 +73,8 @@ class Tree:
             num_layers=layers,
             full_attention_layer_ids=tuple(range(layers)) if components == ("FULL",) else (0,),
             kv_size=slots,
-            max_context_len=4096,
-            head_dim=32,
             dtype=getattr(torch, dtype),
-            **config,
+            **({"max_context_len": 4096, "head_dim": 32} | config),
         )
         self.page = page_size
         self.cache, self.allocator, self.requests = build_fixture(self.fixtures.cfg)

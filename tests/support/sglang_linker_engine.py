@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,6 +33,9 @@ class LinkerEngine(Tree):
 
     def __init__(self, extra: dict[str, Any], linker: type[Any] = PegaLinker, **tree: Any) -> None:
         super().__init__(**tree)
+        on_gpu = self.buffers[0].is_cuda
+        #: As in SGLang, the stream on which passes of the model write and read pages.
+        self.forward_stream = torch.cuda.Stream() if on_gpu else None
         args = ServerArgs(model_path="dummy", page_size=self.page)
         args._mamba_cache_chunk_size = 64
         set_global_server_args_for_scheduler(args)
@@ -39,6 +44,7 @@ class LinkerEngine(Tree):
             self.cache.cache_init_params,
             components=set(self.cache.tree_components),
             extra_config={"pegaflow.weights_id": "a model"} | extra,
+            forward_stream=self.forward_stream,
         )
         self.cache.init_cache_linker(self.linker)
         kvcache = self.allocator.get_kvcache()
@@ -58,8 +64,24 @@ class LinkerEngine(Tree):
         """(a view of the rows of each buffer, the bytes that belong there)."""
         views = [buffer[rows].contiguous() for buffer in buffers]
         sizes = [view.nbytes for view in views]
-        made = content([tag, *tokens[:end]], end + 1, sum(sizes)).split(sizes)
-        return zip(buffers, views, made, strict=True)
+        made = content([tag, *tokens[:end]], end + 1, sum(sizes))
+        if buffers[0].is_cuda:  # without waiting for the stream
+            made = made.pin_memory().to(buffers[0].device, non_blocking=True)
+        return zip(buffers, views, made.split(sizes), strict=True)
+
+    @contextlib.contextmanager
+    def _forward(self, cycles: int = 2_000_000) -> Iterator[None]:
+        """On a GPU, a pass on its own stream behind all work so far, which begins ``cycles`` later.
+
+        That is a millisecond, in which the scheduler runs ahead.
+        """
+        if self.forward_stream is None:
+            yield
+            return
+        self.forward_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.forward_stream):
+            torch.cuda._sleep(cycles)
+            yield
 
     def _fill(self, buffers: Any, rows: Any, tokens: list[int], end: int, tag: int) -> None:
         for buffer, view, made in self._rows(buffers, rows, tokens, end, tag):
@@ -93,12 +115,8 @@ class LinkerEngine(Tree):
     def _insert(self, tokens: list[int], match: Any, have: int) -> bool:
         missing = len(tokens) - have
         fresh = self.fixtures._alloc(self.allocator, missing)
-        for begin in range(0, missing, self.page):
-            rows, end = fresh[begin : begin + self.page], have + begin + self.page
-            self._fill(self.buffers, rows, tokens, end, 1)
-            if self.windows:
-                mapped = self.allocator.full_to_swa_index_mapping[rows]
-                self._fill(self.windows, mapped, tokens, end, 2)
+        with self._forward():
+            self._compute(tokens, fresh, have)
         before = self.cache.path_device_indices(match.last_device_node)[:have]
         params = InsertParams(
             key=RadixKey(array("q", tokens)),
@@ -107,12 +125,23 @@ class LinkerEngine(Tree):
         )
         if self.states:
             slot = self.requests.mamba_allocator.alloc(1)
-            self._fill(self.states, int(slot[0]), tokens, len(tokens), 3)
+            with self._forward():
+                self._fill(self.states, int(slot[0]), tokens, len(tokens), 3)
             params.mamba_value = slot
         result = self.cache.insert(params)
         if self.states and result.mamba_exist:
             self.requests.mamba_allocator.free(slot)
         return True
+
+    def _compute(self, tokens: list[int], fresh: torch.Tensor, have: int) -> None:
+        if self.forward_stream is not None:
+            fresh.record_stream(self.forward_stream)  # it is freed before the pass begins
+        for begin in range(0, len(tokens) - have, self.page):
+            rows, end = fresh[begin : begin + self.page], have + begin + self.page
+            self._fill(self.buffers, rows, tokens, end, 1)
+            if self.windows:
+                mapped = self.allocator.full_to_swa_index_mapping[rows]
+                self._fill(self.windows, mapped, tokens, end, 2)
 
     def _state_room(self) -> bool:
         """A request has a state of its own and two more for its next ones."""
@@ -182,11 +211,14 @@ class LinkerEngine(Tree):
         index = self.cache.ready_to_load_host_cache()
         counter = self.cache.linker.layer_done_counter
         counter.set_consumer(index)
-        for layer in range(self.fixtures.cfg.num_layers):
-            counter.wait_until(layer)
         have = answer["local"] * self.page
         answer["loaded"] = len(slots) // self.page
-        wrong = self._wrong(request, tokens, have, slots)
+        with self._forward():
+            for layer in range(self.fixtures.cfg.num_layers):
+                counter.wait_until(layer)
+            # What SGLang does before it replays the CUDA graph of a whole prefill.
+            counter.wait_until(counter.num_layers - 1)
+            wrong = self._wrong(request, tokens, have, slots)
         answer["failed"] = bool(self.cache.finish_external_linker_loads([request]))
         answer["wrong"] = 0 if answer["failed"] else wrong
         self.allocator.free(slots)
@@ -269,6 +301,28 @@ class LinkerEngine(Tree):
             else:
                 self.cache.check_hicache_events()
         return counts
+
+    def reclaimed(self, tokens: list[int], waits: bool) -> dict[str, Any]:
+        """A request whose load gets pages that a pass in flight still writes.
+
+        With overlapped scheduling that is the next token of a request that has finished.
+        ``waits``: whether the linker waits for such passes.
+        """
+        wait = self.linker._await_reclaimed_pages
+        self.put(tokens)
+        self.drain()
+        self.empty()
+        rows = self.fixtures._alloc(self.allocator, self.allocator.available_size())
+        with self._forward(200_000_000):
+            for buffer in self.buffers:
+                buffer.index_fill_(0, rows, 9)
+        self.allocator.free(rows)
+        if not waits:
+            self.linker._await_reclaimed_pages = lambda: None
+        try:
+            return self.get(tokens)
+        finally:
+            self.linker._await_reclaimed_pages = wait
 
     def trap(self, call: str, pid: int, signal: int) -> None:
         """Sends the signal to a process right before the next call of this method of the linker."""

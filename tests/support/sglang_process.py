@@ -49,8 +49,11 @@ class EngineProcess:
     """An engine: ``process.do("name", ...)`` calls its method."""
 
     def __init__(self, kind: str, *, module: str = "tests.support.sglang_engine", **arguments: Any):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.support.sglang_linker_engine"])
+        # The parent of forks may not use CUDA, and importing SGLang does.
+        on_cpu = os.environ.get("PEGA_SGLANG_DEVICE", "cpu") == "cpu"
+        context = multiprocessing.get_context("forkserver" if on_cpu else "spawn")
+        if on_cpu:
+            context.set_forkserver_preload(["tests.support.sglang_linker_engine"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, module, kind, arguments), daemon=True

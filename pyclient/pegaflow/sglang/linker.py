@@ -57,6 +57,9 @@ class _LayerCounter:
     def __init__(self, linker: PegaLinker) -> None:
         self._linker = linker
         self.consumer_index = -1
+        #: SGLang waits for the last layer where a CUDA graph holds the whole prefill. All layers
+        #: are ready at once, so any number does.
+        self.num_layers = 1
 
     def set_consumer(self, index: int) -> None:
         self.consumer_index = index
@@ -170,12 +173,6 @@ class PegaLinker(UnifiedCacheLinker):
             return _native.HostDevice(read.copy_threads)
         if not self._is_gpu:
             raise Refused(f"pools on {device.type} are not served", "device")
-        if not read.untested:
-            raise Refused(
-                "the linker was not tested on a GPU: set pegaflow.untested, or use HiCache "
-                "(docs/sglang.md)",
-                "device",
-            )
         return _native.CudaDevice(device.index or 0)
 
     def _factors(self, args: Any, read: settings.Settings) -> identity.Factors:
@@ -263,11 +260,23 @@ class PegaLinker(UnifiedCacheLinker):
         batch.failed = bool(self._doomed)
         self._doomed.clear()
         queued, self._queued = self._queued, {}
+        self._await_reclaimed_pages()
         for pin, wanted in queued.values():
             batch.tokens.append(pin.token)
             self._jobs.load(batch, self._starter(pin, wanted))
         self.counts["loads"] += len(queued)
         return index
+
+    def _await_reclaimed_pages(self) -> None:
+        """Returns when no work on the GPU writes pages that the tree has given to a load.
+
+        With overlapped scheduling SGLang reclaims the pages of a finished request while the last
+        forward pass still writes its next token. The pass of this batch has to wait for both, so
+        waiting here delays no token; and a load's deadline begins with its copies.
+        """
+        if self._is_gpu:
+            for event in self.record_offload_ready():
+                event.synchronize()
 
     def _starter(
         self, pin: Pin, wanted: list[tuple[int, int, int, list[int]]]

@@ -1,5 +1,7 @@
 """Adds ``--load-format pegaflow_seeded`` to vLLM: weights whose answers hang on the KV cache.
 
+In SGLang ``--load-format dummy`` makes the same weights.
+
 With vLLM's own `dummy` weights attention is uniform and its output vanishes beside the residual
 stream, so a wrong KV block changes no token. Here activations stay near one through all layers and
 attention is peaked, so answers after a cold prefill and after a KV load can be compared.
@@ -7,7 +9,7 @@ attention is peaked, so answers after a cold prefill and after a KV load can be 
 
 import math
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -70,6 +72,35 @@ def _fill(name: str, parameter: nn.Parameter, model: _Model) -> None:
         data[:query_and_key_rows].mul_(_SCORE_STD**0.5)
 
 
+def _fill_all(model: nn.Module, config: Any, rank: int, ranks: int) -> None:
+    gemma = config.model_type.startswith("gemma")
+    shape = _Model(
+        query_rows=config.num_attention_heads * getattr(config, "head_dim", 0) // ranks,
+        rank=rank,
+        ranks=ranks,
+        norm_adds=1.0 if gemma or config.model_type == "qwen3_next" else 0.0,
+        scaled_embeddings=gemma,
+    )
+    # The normalization of a state adds nothing to its weights.
+    state = shape._replace(norm_adds=0.0)
+    for name, parameter in model.named_parameters():
+        _fill(name, parameter, state if "linear_attn" in name else shape)
+
+
+def register_sglang() -> None:
+    """Entry point of the group sglang.srt.plugins: ``--load-format dummy`` makes these weights."""
+    from sglang.srt.model_loader import loader
+    from sglang.srt.runtime_context import get_parallel
+
+    @torch.no_grad()
+    def seeded(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        config = getattr(model.config, "text_config", model.config)
+        parallel = get_parallel()
+        _fill_all(model, config, parallel.tp_rank, parallel.tp_size)
+
+    loader.initialize_dummy_weights = seeded
+
+
 def register() -> None:
     """Entry point of the group vllm.general_plugins; vLLM calls it in each of its processes."""
     from vllm.distributed import (
@@ -86,17 +117,6 @@ def register() -> None:
 
         @torch.no_grad()
         def load_weights(self, model: nn.Module, model_config) -> None:
-            ranks = get_tensor_model_parallel_world_size()
             config = model_config.hf_text_config
-            gemma = config.model_type.startswith("gemma")
-            shape = _Model(
-                query_rows=config.num_attention_heads * getattr(config, "head_dim", 0) // ranks,
-                rank=get_tensor_model_parallel_rank(),
-                ranks=ranks,
-                norm_adds=1.0 if gemma or config.model_type == "qwen3_next" else 0.0,
-                scaled_embeddings=gemma,
-            )
-            # The normalization of a state adds nothing to its weights.
-            state = shape._replace(norm_adds=0.0)
-            for name, parameter in model.named_parameters():
-                _fill(name, parameter, state if "linear_attn" in name else shape)
+            ranks = get_tensor_model_parallel_world_size()
+            _fill_all(model, config, get_tensor_model_parallel_rank(), ranks)
