@@ -287,7 +287,9 @@ void SsdDisk::names_written(std::uint64_t version, bool is_good) {
     }
   }
   // One that failed is repeated by poll().
-  if (is_good) write_names();
+  if (!is_good) return;
+  write_names();
+  write_tables(!syncing_.empty());
 }
 
 void SsdDisk::reset(const ssd::SpaceName& name, const ssd::Epoch& epoch,
