@@ -343,6 +343,30 @@ TEST_SUITE("a kept pool") {
     CHECK(engine.load(1, 20) == 20);
   }
 
+  TEST_CASE("a keeper that accepts no connection holds nobody up for ever") {
+    const TemporaryDirectory directory;
+    const std::filesystem::path path = directory.path() / "x.keeper";
+    const auto stopped = server::listen_as_keeper(path);  // As one that has been stopped.
+    REQUIRE(stopped);
+    std::vector<UniqueFd> waiting;
+    for (bool is_full = false; !is_full;) {
+      REQUIRE(waiting.size() < 1000);
+      auto queued = server::connect_to_keeper(path, std::chrono::milliseconds(20));
+      is_full = !queued;
+      if (is_full) {
+        CHECK(queued.error().code == Errc::kTimeout);
+        CHECK(has(queued.error().detail, path.string() + " has accepted no connection"));
+      } else {
+        REQUIRE(*queued);
+        waiting.push_back(std::move(**queued));
+      }
+    }
+
+    const auto link = server::KeeperLink::open(path, std::chrono::milliseconds(20));
+    REQUIRE_FALSE(link);
+    CHECK(link.error().code == Errc::kTimeout);
+  }
+
   TEST_CASE("a keeper's socket is for its own user") {
     KeptServer server;
     CHECK((std::filesystem::status(server.keeper()).permissions() &
