@@ -48,8 +48,8 @@ ServerProcess::Options keeping(std::vector<std::string> more = {}) {
 
 /// A server with a keeper, which ends with it.
 struct KeptServer : ServerProcess {
-  explicit KeptServer(std::vector<std::string> more = {})
-      : ServerProcess(keeping(std::move(more))) {}
+  explicit KeptServer(std::vector<std::string> more = {}) : KeptServer(keeping(std::move(more))) {}
+  explicit KeptServer(const Options& options) : ServerProcess(options) {}
   /// A node of a cluster.
   KeptServer(const std::string& address, const std::vector<std::string>& all)
       : ServerProcess(node_options(address, all, {"--keep", "yes"}, "8mb")) {}
@@ -246,9 +246,17 @@ TEST_SUITE("a kept pool") {
   TEST_CASE("a kept pool is given up if a disk's file stays locked that may write to it") {
     const TemporaryDirectory disk;
     const std::filesystem::path file = disk.path() / "cache";
-    KeptServer server({"--pool-wait", "300ms", "--ssd-cache-path", file.string(),
-                       "--ssd-cache-capacity", "16mb", "--ssd-segment-size", "1mb", "--ssd-drain",
-                       "0s"});
+    std::string path = file.string();
+    ServerProcess::Options with_disk =
+        keeping({"--pool-wait", "300ms", "--ssd-cache-capacity", "16mb", "--ssd-segment-size",
+                 "1mb", "--ssd-drain", "0s"});
+    SUBCASE("by its whole path") {}
+    SUBCASE("by a path in the directory of the former server") {
+      path = "cache";
+      with_disk.command_prefix = {"env", "-C", disk.path().string()};
+    }
+    with_disk.arguments.insert(with_disk.arguments.end(), {"--ssd-cache-path", path});
+    KeptServer server(with_disk);
     server.kill();
     UniqueFd locked(::open(file.c_str(), O_RDWR | O_CLOEXEC));
     REQUIRE(::flock(locked.get(), LOCK_EX) == 0);
