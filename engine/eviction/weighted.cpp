@@ -50,6 +50,12 @@ void WeightedLruPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
   released(row);
 }
 
+void WeightedLruPolicy::adopted(std::uint32_t row, std::uint32_t /*hash*/, std::uint32_t note) {
+  rows_[row].note = std::clamp(note, std::uint32_t{1}, kMaxUses) & kNoteMask;
+  ++known_;
+  released(row);
+}
+
 void WeightedLruPolicy::taken(std::uint32_t row) {
   lists_[rows_[row].note].erase(rows_, row);
   --evictable_;
