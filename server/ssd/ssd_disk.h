@@ -201,6 +201,8 @@ class SsdDisk {
 
   bool submit(Disk::Request request, Handler handler);
   Result<void> wait_for(Disk::Request request, const std::function<void()>& wait);
+  [[nodiscard]] Result<engine::ssd::Superblock> divide(const Id128& disk, std::uint64_t size_bytes,
+                                                       std::uint64_t segment_bytes) const;
   Result<void> choose_superblock(std::span<std::byte> head);
   Result<void> choose_size();
   void scan_more();

@@ -62,6 +62,16 @@ void wait_for_writes(const ServerProcess& server, const std::vector<std::filesys
   }
 }
 
+/// Whether the process has the file open.
+bool has_open(pid_t pid, const std::filesystem::path& file) {
+  std::error_code problem;
+  for (const auto& each :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", problem)) {
+    if (std::filesystem::read_symlink(each.path(), problem) == file) return true;
+  }
+  return false;
+}
+
 /// An engine that is restarted with the server.
 struct Engine {
   explicit Engine(const ServerProcess& server)
@@ -318,6 +328,35 @@ TEST_SUITE("the SSD tier") {
     CHECK(second.wait_for_exit() == 1);
     CHECK(second.log().find(file.string()) != std::string::npos);
   }
+  TEST_CASE("a server that waits for the lock of a file at its start ends with a signal") {
+    OnDisk started;
+    auto& [directory, file, server] = started;
+    auto second = harness::Child::start(
+        {.command = {ServerProcess::binary().string(), "--addr",
+                     "unix:" + (directory.path() / "x.sock").string(), "--http-addr", "127.0.0.1:0",
+                     "--pool-size", "1mb", "--pool-wait", "10m", "--ssd-cache-path", file.string(),
+                     "--ssd-cache-capacity", "32mb"},
+         .log_file = (directory.path() / "log").string()});
+    REQUIRE(second);
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (!has_open(second->pid(), file)) REQUIRE(std::chrono::steady_clock::now() < end);
+
+    REQUIRE(second->signal(SIGTERM));
+    CHECK(second->wait_for_exit(kHang) == -SIGTERM);
+  }
+
+  TEST_CASE("a capacity without room for two segments is refused with the file and the options") {
+    const TemporaryDirectory directory;
+    const auto file = directory.path() / "cache";
+    const Ran refused = run_server_binary(
+        {"--addr", "unix:" + (directory.path() / "x.sock").string(), "--http-addr", "127.0.0.1:0",
+         "--pool-size", "1mb", "--ssd-cache-path", file.string(), "--ssd-cache-capacity", "64mb"});
+    INFO(refused.output);
+    CHECK(refused.exit_code == 1);
+    CHECK(refused.output.find("--ssd-cache-path " + file.string()) != std::string::npos);
+    CHECK(refused.output.find("raise --ssd-cache-capacity") != std::string::npos);
+  }
+
   TEST_CASE("a server that is stopped writes its pool to the disk first") {
     OnDisk started;
     auto& [directory, file, server] = started;
