@@ -363,7 +363,7 @@ void SsdDisk::drop_all(std::function<void(bool)> done) {
 SsdDisk::Stats SsdDisk::stats() const {
   Stats stats = counted_;
   stats.state = state_;
-  stats.is_breaker_open = breaker_.is_open();
+  stats.is_breaker_open = breaker_.is_open() || late_reads_ != 0;
   if (index_) {
     stats.blocks = index_->size();
     stats.index_bytes = index_->memory_bytes();

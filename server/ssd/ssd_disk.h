@@ -115,6 +115,10 @@ class SsdDisk {
   /// Reads the block into its memory. Returns false when it is not there; then `done` is not
   /// called.
   bool read(Block block, OnLoaded done);
+  /// A read in flight missed its deadline: the disk may hang, and is not read before every such
+  /// read has ended, with late_read_ended().
+  void read_is_late() noexcept { ++late_reads_; }
+  void late_read_ended() noexcept { --late_reads_; }
 
   static constexpr std::uint64_t kNoChecksum = 0;
   /// A name for a write in flight.
@@ -179,7 +183,7 @@ class SsdDisk {
     std::uint64_t scanned_segments = 0;
     std::uint64_t recovered_blocks = 0;
     double scan_seconds = 0;
-    bool is_breaker_open = false;
+    bool is_breaker_open = false;  ///< Or a read is late.
   };
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] State state() const noexcept { return state_; }
@@ -239,6 +243,7 @@ class SsdDisk {
   std::vector<std::function<void()>> syncing_;
   bool is_flushing_ = false;
   Breaker breaker_;
+  std::size_t late_reads_ = 0;
   std::size_t write_failures_ = 0;  ///< In a row.
   std::uint64_t next_ticket_ = 1;
   std::unordered_map<std::uint64_t, Handler> pending_;

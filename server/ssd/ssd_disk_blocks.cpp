@@ -88,7 +88,7 @@ std::uint64_t SsdDisk::Block::bytes() const {
 
 bool SsdDisk::may_read() const {
   return (state_ == State::kScanning || state_ == State::kReady || state_ == State::kReadOnly) &&
-         breaker_.is_closed(clock_.now());
+         late_reads_ == 0 && breaker_.is_closed(clock_.now());
 }
 
 bool SsdDisk::has(const ssd::SpaceName& name, const ssd::Epoch& epoch, const BlockKey& key) const {

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/hanging_reads.h"
 #include "tests/support/nodes.h"
 #include "tests/support/seed.h"
 #include "tests/support/server_process.h"
@@ -404,6 +405,59 @@ TEST_SUITE("the SSD tier") {
     CHECK(engine.load(1000, 240) < 240);
     CHECK(fewer.metric(of_disk("ssd_blocks", file)) > 20);
     CHECK(fewer.metric(of_disk("ssd_proof_failures_total", file)) == 0);
+  }
+
+  TEST_CASE("a disk that hangs holds up no read from another disk") {
+    // More than the tier reads at once is in flight at the disk that hangs.
+    constexpr std::size_t kLarge = 48;
+    const HangingReads reads("first");
+    TemporaryDirectory directory;
+    const auto first = directory.path() / "first";
+    const auto second = directory.path() / "second";
+    ServerProcess::Options options;
+    options.pool_size = "256mb";
+    options.command_prefix = reads.command();
+    options.arguments = {"--ssd-cache-path",
+                         first.string() + "," + second.string(),
+                         "--ssd-cache-capacity",
+                         "256mb",
+                         "--ssd-segment-size",
+                         "16mb",
+                         "--ssd-write-ahead",
+                         "256mb",
+                         "--ssd-io",
+                         "threads",
+                         "--fetch-deadline",
+                         "100ms"};
+    const ServerProcess server(options);
+    wait_for_scan(server, first);
+    wait_for_scan(server, second);
+    EngineAt engine(server, 512 << 10, kLarge);
+    CHECK_FALSE(engine.engine->save(numbers_from(1, kLarge), blocks_from(0, kLarge)).error);
+    wait_for_writes(server, {first, second}, kLarge);
+    const double at_second = server.metric(of_disk("ssd_written_blocks_total", second));
+    REQUIRE(at_second > 4);
+    REQUIRE(at_second < kLarge - 20);
+    const auto load_each = [&] {
+      REQUIRE(server.post("/cache/memory/cleanup").status == 200);
+      double loaded = 0;
+      for (std::uint64_t number = 1; number <= kLarge; ++number) {
+        const auto claimed = engine.engine->claim({number});
+        REQUIRE(claimed);
+        if (claimed->blocks == 0) continue;
+        loaded += engine.load_and_check(*claimed, number).failed_blocks.empty() ? 1 : 0;
+      }
+      return loaded;
+    };
+
+    reads.begin();
+    load_each();
+    CHECK(load_each() == at_second);
+    CHECK(server.metric(of_disk("ssd_breaker_open", first)) == 1);
+    CHECK(server.metric(of_disk("ssd_breaker_open", second)) == 0);
+    reads.end();
+    REQUIRE(server.metric_becomes(of_disk("ssd_breaker_open", first), 0));
+    CHECK(load_each() == kLarge);
   }
 
   TEST_CASE("a block that is used outlives many laps of the log") {
