@@ -122,6 +122,7 @@ void BlockTable::adopt_block(FrameIndex row, bool is_held) {
   EvictionPolicy& policy = policy_of(shape, block);
   policy.adopted(row, hash(row), note);
   note_use(extent, extent.made);
+  extent.use_sum -= uses_ - used_at(row);  // The policy may have kept its age.
   if (!is_held) return;
   policy.taken(row);
   add_busy(extent);
