@@ -351,7 +351,7 @@ TEST_SUITE("a kept pool") {
     CHECK(engine.load(1, 20) == 20);
   }
 
-  TEST_CASE("a keeper that accepts no connection holds nobody up for ever") {
+  TEST_CASE("a keeper that accepts no connection holds up no caller for ever") {
     const TemporaryDirectory directory;
     const std::filesystem::path path = directory.path() / "x.keeper";
     const auto stopped = server::listen_as_keeper(path);  // As one that has been stopped.
