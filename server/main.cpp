@@ -25,7 +25,6 @@ pegaflow::Result<void> run(int argc, char** argv) {
     return {};
   }
   PEGA_TRY_LET(options.pool_size_bytes, pegaflow::engine::default_pool_bytes());
-  const std::uint64_t default_bytes = options.pool_size_bytes;
   PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
   if (next == pegaflow::OptionTable::Next::kExit) return {};
   const auto level = pegaflow::parse_log_level(options.log_level);
@@ -36,10 +35,10 @@ pegaflow::Result<void> run(int argc, char** argv) {
     return pegaflow::server::release_kept_pool(options,
                                                pegaflow::RuntimeDirectories::from_environment());
   }
-  options.pool_size_is_chosen = options.pool_size_bytes != default_bytes;
+  options.pool_size_is_chosen = table.is_given("pool-size");
   if (!options.pool_size_is_chosen) {
     kLog.info("pool size chosen: 30 GiB or half of the free memory pool={}",
-              pegaflow::format_bytes(default_bytes));
+              pegaflow::format_bytes(options.pool_size_bytes));
   }
   return pegaflow::server::run_server(options, pegaflow::RuntimeDirectories::from_environment());
 }

@@ -20,6 +20,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/os/default_signals.h"
 #include "base/os/numa.h"
 #include "base/units.h"
 #include "capnp/wire/rpc_error.h"
@@ -427,6 +428,12 @@ class Server final : private kj::TaskSet::ErrorHandler {
     });
   }
 
+  /// Waits for locks and disks, which may hang: a signal ends it.
+  Result<std::unique_ptr<SsdDisks>> open_disks(const SsdDisks::Options& disks) {
+    const DefaultSignals ends_at_once;
+    return SsdDisks::open(disks, clock_);
+  }
+
   Result<void> start_ssd() {
     if (options_.ssd_cache_path.empty()) {
       // The disks of the former server have been waited for.
@@ -445,7 +452,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     disks.lock_wait = options_.pool_wait;
     PEGA_TRY_LET(disks.backend, options_.ssd_backend());
     if (pool_->page_bytes() > 4096) disks.huge_memory = {pool_->bytes()};
-    PEGA_TRY_LET(auto opened, SsdDisks::open(disks, clock_));
+    PEGA_TRY_LET(auto opened, open_disks(disks));
     if (tables_ != nullptr) PEGA_TRY(record_disks(*tables_, opened->paths()));
     ssd_ = std::make_unique<SsdTier>(
         std::move(opened), *service_, pool_->bytes(), io_.provider->getTimer(), clock_,

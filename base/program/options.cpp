@@ -14,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/assert.h"
 #include "base/units.h"
 #include "version.h"
 
@@ -31,6 +32,7 @@ struct OptionTable::Option {
   bool has_no_effect = false;
   std::string default_text;
   std::string source = "default";
+  bool is_given = false;
 };
 
 namespace {
@@ -193,6 +195,13 @@ void OptionTable::ignored(std::string name, bool takes_value, std::string senten
   option.show = [] { return std::string(); };
 }
 
+bool OptionTable::is_given(std::string_view name) const {
+  const auto found = std::find_if(options_.begin(), options_.end(),
+                                  [&](const auto& each) { return each->name == name; });
+  PEGA_ASSERT(found != options_.end(), "there is no option --{}", name);
+  return (*found)->is_given;
+}
+
 Result<void> OptionTable::assign(Option& option, const std::string& value,
                                  std::string_view source) {
   if (Result<void> set = option.set(value); !set) {
@@ -200,6 +209,7 @@ Result<void> OptionTable::assign(Option& option, const std::string& value,
                 set.error().detail);
   }
   option.source = std::string(source);
+  option.is_given = true;
   if (option.has_no_effect) {
     ignored_.push_back(fmt::format("--{} has no effect: {}", option.name, option.sentence));
   }

@@ -60,6 +60,8 @@ class OptionTable {
   /// kind, an unreadable file; the detail names the option, the value, its source and the fix.
   Result<Next> parse(int argc, const char* const* argv, std::ostream& out);
 
+  /// Whether one of the three sources has the option, even with the value of its default.
+  [[nodiscard]] bool is_given(std::string_view name) const;
   /// One sentence for each option that was given and has no effect.
   [[nodiscard]] const std::vector<std::string>& ignored() const noexcept { return ignored_; }
 

@@ -48,6 +48,12 @@ class EvictionPolicy {
 
   /// A new block, evictable. `hash` is the hash of its name: the same each time the block is saved.
   virtual void sealed(std::uint32_t row, std::uint32_t hash) = 0;
+  /// The same for a block of a former process, whose policy, of this kind or another one, left
+  /// `note` in its row. The one that became evictable first comes first.
+  virtual void adopted(std::uint32_t row, std::uint32_t hash, std::uint32_t note) {
+    (void)note;
+    sealed(row, hash);
+  }
   /// The row was claimed, and so is no longer evictable.
   virtual void taken(std::uint32_t row) = 0;
   /// The row was claimed once more while it is taken.

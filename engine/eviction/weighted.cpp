@@ -50,6 +50,17 @@ void WeightedLruPolicy::sealed(std::uint32_t row, std::uint32_t hash) {
   released(row);
 }
 
+void WeightedLruPolicy::adopted(std::uint32_t row, std::uint32_t /*hash*/, std::uint32_t note) {
+  const std::uint32_t uses = std::clamp(note, std::uint32_t{1}, kMaxUses);
+  rows_[row].note = uses & kNoteMask;
+  ++known_;
+  const std::uint32_t last = lists_[uses].back();
+  // A list has decreasing ages; the former process may have died before it set this one.
+  if (last != kNone && rows_.age(row) >= rows_.age(last)) return released(row);
+  lists_[uses].push_back(rows_, row);
+  ++evictable_;
+}
+
 void WeightedLruPolicy::taken(std::uint32_t row) {
   lists_[rows_[row].note].erase(rows_, row);
   --evictable_;

@@ -30,6 +30,8 @@ class WeightedLruPolicy final : public EvictionPolicy {
   static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count);
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
+  /// Keeps its uses and its age. The memory of evicted blocks ended with the former process.
+  void adopted(std::uint32_t row, std::uint32_t hash, std::uint32_t note) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t row) override;
   void released(std::uint32_t row) override;

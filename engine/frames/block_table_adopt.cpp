@@ -106,6 +106,7 @@ void BlockTable::adopt_block(FrameIndex row, bool is_held) {
   Block& block = block_at(row);
   const std::uint64_t bytes = shape.layout.frame_bytes();
   block.place = {};
+  const std::uint32_t note = block.note;
   block.note = 0;
   // Never less than it was while a process may access the frame: this process may die here.
   block.holds = is_held ? 1 : 0;
@@ -119,8 +120,9 @@ void BlockTable::adopt_block(FrameIndex row, bool is_held) {
     listed_[row / 64] |= std::uint64_t{1} << (row % 64);
   }
   EvictionPolicy& policy = policy_of(shape, block);
-  policy.sealed(row, hash(row));
+  policy.adopted(row, hash(row), note);
   note_use(extent, extent.made);
+  extent.use_sum -= uses_ - used_at(row);  // The policy may have kept its age.
   if (!is_held) return;
   policy.taken(row);
   add_busy(extent);

@@ -107,20 +107,21 @@ KeeperState state_of(const KeeperMessage& message) {
 
 }  // namespace
 
-Result<KeeperLink> KeeperLink::open(const fs::path& path) {
-  PEGA_TRY_LET(std::optional<UniqueFd> fd, connect_to_keeper(path));
+Result<KeeperLink> KeeperLink::open(const fs::path& path, std::chrono::milliseconds patience) {
+  PEGA_TRY_LET(std::optional<UniqueFd> fd, connect_to_keeper(path, patience));
   if (!fd) {
     PEGA_TRY(start_keeper(path));
-    PEGA_TRY_LET(fd, connect_to_keeper(path));
+    PEGA_TRY_LET(fd, connect_to_keeper(path, patience));
     if (!fd) return fail(Errc::kIo, "the keeper that was started at {} is gone", path.string());
   }
-  return KeeperLink(std::move(*fd));
+  return KeeperLink(std::move(*fd), patience);
 }
 
-Result<std::optional<KeeperLink>> KeeperLink::connect(const fs::path& path) {
-  PEGA_TRY_LET(std::optional<UniqueFd> fd, connect_to_keeper(path));
+Result<std::optional<KeeperLink>> KeeperLink::connect(const fs::path& path,
+                                                      std::chrono::milliseconds patience) {
+  PEGA_TRY_LET(std::optional<UniqueFd> fd, connect_to_keeper(path, patience));
   if (!fd) return std::optional<KeeperLink>();
-  return std::optional(KeeperLink(std::move(*fd)));
+  return std::optional(KeeperLink(std::move(*fd), patience));
 }
 
 Result<ReceivedMessage> KeeperLink::receive() { return answer_of(fd_.get(), patience_); }

@@ -31,20 +31,19 @@ struct KeptPool {
   std::vector<Client> clients;
 };
 
-inline constexpr std::chrono::milliseconds kAnswerPatience{5000};
-
 /// Movable; thread-bound, and may be passed to another thread.
 class KeeperLink {
  public:
-  /// Connects to the keeper at `path`, or starts one, which goes on when this process ends.
-  /// Errors: kRefused when its program is not beside this one's, or a socket cannot be made there;
-  /// kIo.
-  static Result<KeeperLink> open(const std::filesystem::path& path);
-  /// Connects to one that runs; none when no keeper listens there. Errors: kRefused, kIo.
-  static Result<std::optional<KeeperLink>> connect(const std::filesystem::path& path);
-
-  /// How long the calls below wait for an answer; 5 s at first.
-  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
+  /// Connects to the keeper at `path`, or starts one, which goes on when this process ends. Each
+  /// call, this one too, waits for the keeper for at most `patience`.
+  /// Errors: kTimeout; kRefused when its program is not beside this one's, or a socket cannot be
+  /// made there; kIo.
+  static Result<KeeperLink> open(const std::filesystem::path& path,
+                                 std::chrono::milliseconds patience = kAnswerPatience);
+  /// Connects to one that runs; none when no keeper listens there.
+  /// Errors: kTimeout, kRefused, kIo.
+  static Result<std::optional<KeeperLink>> connect(
+      const std::filesystem::path& path, std::chrono::milliseconds patience = kAnswerPatience);
 
   struct Patience {
     TimePoint deadline;
@@ -70,12 +69,13 @@ class KeeperLink {
   [[nodiscard]] bool is_lost() const;
 
  private:
-  explicit KeeperLink(UniqueFd fd) : fd_(std::move(fd)) {}
+  KeeperLink(UniqueFd fd, std::chrono::milliseconds patience)
+      : fd_(std::move(fd)), patience_(patience) {}
   Result<ReceivedMessage> receive();
   Result<void> expect_done(const char* what);
 
   UniqueFd fd_;
-  std::chrono::milliseconds patience_ = kAnswerPatience;
+  std::chrono::milliseconds patience_;
 };
 
 /// The content of a keeper.

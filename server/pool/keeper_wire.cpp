@@ -6,6 +6,7 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -129,12 +130,23 @@ Result<UniqueFd> listen_as_keeper(const fs::path& path) {
   return fd;
 }
 
-Result<std::optional<UniqueFd>> connect_to_keeper(const fs::path& path) {
+Result<std::optional<UniqueFd>> connect_to_keeper(const fs::path& path,
+                                                  std::chrono::milliseconds patience) {
   PEGA_TRY_LET(const sockaddr_un address, address_of(path));
   PEGA_TRY_LET(UniqueFd fd, make_socket());
+  // A keeper that is stopped accepts nothing: once its queue is full, connect() waits for it.
+  const timeval limit{.tv_sec = patience.count() / 1000, .tv_usec = patience.count() % 1000 * 1000};
+  if (::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
+    return fail_errno(errno, "limit the wait for the keeper");
+  }
   while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) continue;
     if (errno == ENOENT || errno == ECONNREFUSED) return std::optional<UniqueFd>();
+    if (errno == EAGAIN) {
+      return fail(Errc::kTimeout,
+                  "the keeper at {} has accepted no connection for {} ms: it is stopped or hangs",
+                  path.string(), patience.count());
+    }
     auto error = fail_errno(errno, "connect to the keeper at " + path.string());
     if (errno == EACCES || errno == EPERM) error.value().code = Errc::kRefused;
     return error;

@@ -3,6 +3,7 @@
 /// The messages between a server and its keeper: fixed records with descriptors over a Unix socket.
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -65,8 +66,12 @@ std::filesystem::path keeper_path(const std::filesystem::path& socket);
 /// Errors: kRefused when another keeper listens there or permissions forbid it; kInvalidArgument
 /// for a path too long for a socket; kIo.
 Result<UniqueFd> listen_as_keeper(const std::filesystem::path& path);
+/// How long a call waits for a keeper, unless its caller has less patience.
+inline constexpr std::chrono::milliseconds kAnswerPatience{5000};
 /// A connection to the keeper at that path; none when no keeper listens there.
-/// Errors: kRefused when permissions forbid it; kInvalidArgument, kIo.
-Result<std::optional<UniqueFd>> connect_to_keeper(const std::filesystem::path& path);
+/// Errors: kTimeout when it accepts none, kRefused when permissions forbid it; kInvalidArgument,
+/// kIo.
+Result<std::optional<UniqueFd>> connect_to_keeper(
+    const std::filesystem::path& path, std::chrono::milliseconds patience = kAnswerPatience);
 
 }  // namespace pegaflow::server

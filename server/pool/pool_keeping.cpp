@@ -106,12 +106,11 @@ kj::Promise<void> PoolKeeping::until_due(kj::UnixEventPort& port, kj::Timer& tim
 
 Result<void> PoolKeeping::find_keeper() {
   if (keep_ == PoolPreparation::Keep::kYes) {
-    PEGA_TRY_LET(keeper_, KeeperLink::open(socket_));
+    PEGA_TRY_LET(keeper_, KeeperLink::open(socket_, kAnswer));
   } else {
-    PEGA_TRY_LET(keeper_, KeeperLink::connect(socket_));
+    PEGA_TRY_LET(keeper_, KeeperLink::connect(socket_, kAnswer));
     if (!keeper_) return fail(Errc::kPeerLost, "no keeper listens at {}", socket_.string());
   }
-  keeper_->set_patience(kAnswer);
   const std::atomic<bool> never{false};
   // What another one left there is of no use: this server has a pool.
   PEGA_TRY(keeper_->take(clock_, {.deadline = clock_.now(), .stop = never, .waiting = {}}));

@@ -175,7 +175,8 @@ Result<void> PoolPreparation::wait_for_disks(const KeptTables& tables) {
 
 Result<void> record_disks(KeptTables& tables, const std::vector<std::string>& paths) {
   std::string text;
-  for (const std::string& path : paths) text += path + '\0';
+  // The next server may run in another directory.
+  for (const std::string& path : paths) text += std::filesystem::absolute(path).string() + '\0';
   return tables.write(KeptTables::Record::kDisks, std::as_bytes(std::span(text)));
 }
 

@@ -117,6 +117,17 @@ Result<void> SsdDisk::open(const std::function<void()>& wait) {
   return {};
 }
 
+/// The superblock of a log of that size. Errors: kInvalidArgument, with the file and the options.
+Result<ssd::Superblock> SsdDisk::divide(const Id128& disk, std::uint64_t size_bytes,
+                                        std::uint64_t segment_bytes) const {
+  auto divided = ssd::divide(disk, size_bytes, segment_bytes);
+  if (divided) return divided;
+  return fail(divided.error().code,
+              "--ssd-cache-path {}: {}; raise --ssd-cache-capacity, or choose another "
+              "--ssd-segment-size for a new file",
+              attributes().path, divided.error().detail);
+}
+
 /// Takes over the file's superblock, or makes one for an empty file.
 Result<void> SsdDisk::choose_superblock(std::span<std::byte> head) {
   const auto page = [&](std::size_t copy) {
@@ -146,7 +157,7 @@ Result<void> SsdDisk::choose_superblock(std::span<std::byte> head) {
     }
   }
   const std::uint64_t size = std::max(options_.size_bytes, disk_->size_bytes());
-  PEGA_TRY_LET(superblock_, ssd::divide(Id128::random(), size, options_.segment_bytes));
+  PEGA_TRY_LET(superblock_, divide(Id128::random(), size, options_.segment_bytes));
   superblock_.sequence = 1 + std::max(a ? a->sequence : 0, b ? b->sequence : 0);
   return {};
 }
@@ -154,7 +165,7 @@ Result<void> SsdDisk::choose_superblock(std::span<std::byte> head) {
 /// Has the log fill the configured size. Segments behind it are lost.
 Result<void> SsdDisk::choose_size() {
   PEGA_TRY_LET(const ssd::Superblock wanted,
-               ssd::divide(superblock_.disk, options_.size_bytes, superblock_.segment_bytes));
+               divide(superblock_.disk, options_.size_bytes, superblock_.segment_bytes));
   if (options_.size_bytes > disk_->size_bytes()) PEGA_TRY(disk_->resize(options_.size_bytes));
   if (wanted.segments != superblock_.segments) {
     kLog.info("the cache file is resized path={} segments={} before={}", attributes().path,
@@ -331,7 +342,9 @@ void SsdDisk::names_written(std::uint64_t version, bool is_good) {
     }
   }
   // One that failed is repeated by poll().
-  if (is_good) write_names();
+  if (!is_good) return;
+  write_names();
+  write_tables(!syncing_.empty());
 }
 
 void SsdDisk::reset(const ssd::SpaceName& name, const ssd::Epoch& epoch,
@@ -394,7 +407,7 @@ void SsdDisk::drop_all(std::function<void(bool)> done) {
 SsdDisk::Stats SsdDisk::stats() const {
   Stats stats = counted_;
   stats.state = state_;
-  stats.is_breaker_open = breaker_.is_open();
+  stats.is_breaker_open = breaker_.is_open() || late_reads_ != 0;
   stats.is_slow = latency_.is_open();
   stats.index_limit_bytes = options_.index_bytes;
   if (index_) {

@@ -124,6 +124,10 @@ class SsdDisk {
   /// Reads the block into its memory. Returns false when it is not there; then `done` is not
   /// called.
   bool read(Block block, OnLoaded done);
+  /// A read in flight missed its deadline: the disk may hang, and is not read before every such
+  /// read has ended, with late_read_ended().
+  void read_is_late() noexcept { ++late_reads_; }
+  void late_read_ended() noexcept { --late_reads_; }
 
   static constexpr std::uint64_t kNoChecksum = 0;
   /// A name for a write in flight.
@@ -188,7 +192,7 @@ class SsdDisk {
     std::uint64_t scanned_segments = 0;
     std::uint64_t recovered_blocks = 0;
     double scan_seconds = 0;
-    bool is_breaker_open = false;
+    bool is_breaker_open = false;         ///< Or a read is late.
     bool is_slow = false;                 ///< Not read, because its reads take too long.
     std::uint64_t index_limit_bytes = 0;  ///< 0: none.
   };
@@ -212,6 +216,8 @@ class SsdDisk {
 
   bool submit(Disk::Request request, Handler handler);
   Result<void> wait_for(Disk::Request request, const std::function<void()>& wait);
+  [[nodiscard]] Result<engine::ssd::Superblock> divide(const Id128& disk, std::uint64_t size_bytes,
+                                                       std::uint64_t segment_bytes) const;
   Result<void> choose_superblock(std::span<std::byte> head);
   Result<void> choose_size();
   void scan_more();
@@ -255,6 +261,7 @@ class SsdDisk {
   std::vector<std::function<void()>> syncing_;
   bool is_flushing_ = false;
   Breaker breaker_;
+  std::size_t late_reads_ = 0;
   LatencyBreaker latency_;
   /// A read of a block in flight.
   struct InFlight {

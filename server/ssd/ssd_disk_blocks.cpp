@@ -90,7 +90,7 @@ std::uint64_t SsdDisk::Block::bytes() const {
 
 bool SsdDisk::may_read() const {
   return (state_ == State::kScanning || state_ == State::kReady || state_ == State::kReadOnly) &&
-         breaker_.is_closed(clock_.now()) && !latency_.is_open();
+         late_reads_ == 0 && breaker_.is_closed(clock_.now()) && !latency_.is_open();
 }
 
 /// Whether the block is in the index, and may be served.
@@ -368,7 +368,8 @@ void SsdDisk::write_failed() {
 void SsdDisk::poll() {
   if (state_ == State::kReady || state_ == State::kReadOnly) {
     const TimePoint now = clock_.now();
-    const bool is_due = now - tables_at_ >= options_.table_delay;
+    const bool is_due =
+        now - tables_at_ >= options_.table_delay && names_saved_ == names_.version();
     if (is_due) tables_at_ = now;
     write_tables(is_due);
   }
@@ -377,7 +378,9 @@ void SsdDisk::poll() {
 }
 
 void SsdDisk::write_tables(bool all) {
-  if (state_ == State::kLeft) return;
+  // A number belongs to its name only once the names are durable: until then the next process may
+  // give it to another one.
+  if (state_ == State::kLeft || names_saved_ != names_.version()) return;
   while (const auto table = log_->next_table(all)) {
     auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
     ssd::encode(table->page, superblock_.disk, page->bytes().first<ssd::kSector>());

@@ -40,6 +40,7 @@ struct SsdSource::Reading {
   SharedRequest request;
   std::shared_ptr<DiskLease> lease;
   Block block;
+  SsdDisk* disk = nullptr;
   std::shared_ptr<cluster::SourceRate::Queued> queued;  ///< Its batch's.
   std::uint64_t bytes = 0;
   TimePoint since{};
@@ -231,6 +232,7 @@ void SsdSource::submit(const Batch& batch, Block block) {
   auto reading = std::make_unique<Reading>(Reading{.request = batch.request,
                                                    .lease = batch.lease,
                                                    .block = std::move(block),
+                                                   .disk = disk,
                                                    .queued = batch.queued,
                                                    .bytes = bytes,
                                                    .since = clock_.now()});
@@ -243,8 +245,12 @@ void SsdSource::ended(std::uint64_t number, SsdDisk::Loaded&& loaded) {
   const auto found = reading_.find(number);
   const std::unique_ptr<Reading> reading = std::move(found->second);
   reading_.erase(found);
-  reading_bytes_ -= reading->bytes;
-  rate_->read_ended(number);
+  if (reading->is_given_up) {
+    reading->disk->late_read_ended();
+  } else {
+    reading_bytes_ -= reading->bytes;
+    rate_->read_ended(number);
+  }
   std::vector<Block> blocks;
   blocks.push_back(std::move(reading->block));
   if (loaded.proven) rate_->arrived(reading->bytes, reading->since, clock_.now());
@@ -287,10 +293,15 @@ void SsdSource::expire(const SharedRequest& request) {
     if (reading->request != request || reading->is_given_up) continue;
     reading->is_given_up = true;
     late.push_back(reading->block);
+    // A disk that hangs holds up neither the others nor what is predicted of them.
+    reading->disk->read_is_late();
+    reading_bytes_ -= reading->bytes;
+    rate_->read_ended(number);
   }
   given_up_ += late.size();
   if (!late.empty()) {
     sink().given_up(late);
+    submit_some();
     sink().progressed();
   }
 }

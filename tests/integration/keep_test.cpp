@@ -49,8 +49,8 @@ ServerProcess::Options keeping(std::vector<std::string> more = {}) {
 
 /// A server with a keeper, which ends with it.
 struct KeptServer : ServerProcess {
-  explicit KeptServer(std::vector<std::string> more = {})
-      : ServerProcess(keeping(std::move(more))) {}
+  explicit KeptServer(std::vector<std::string> more = {}) : KeptServer(keeping(std::move(more))) {}
+  explicit KeptServer(const Options& options) : ServerProcess(options) {}
   /// A node of a cluster.
   KeptServer(const std::string& address, const std::vector<std::string>& all)
       : ServerProcess(node_options(address, all, {"--keep", "yes"}, "8mb")) {}
@@ -247,9 +247,17 @@ TEST_SUITE("a kept pool") {
   TEST_CASE("a kept pool is given up if a disk's file stays locked that may write to it") {
     const TemporaryDirectory disk;
     const std::filesystem::path file = disk.path() / "cache";
-    KeptServer server({"--pool-wait", "300ms", "--ssd-cache-path", file.string(),
-                       "--ssd-cache-capacity", "16mb", "--ssd-segment-size", "1mb", "--ssd-drain",
-                       "0s"});
+    std::string path = file.string();
+    ServerProcess::Options with_disk =
+        keeping({"--pool-wait", "300ms", "--ssd-cache-capacity", "16mb", "--ssd-segment-size",
+                 "1mb", "--ssd-drain", "0s"});
+    SUBCASE("by its whole path") {}
+    SUBCASE("by a path in the directory of the former server") {
+      path = "cache";
+      with_disk.command_prefix = {"env", "-C", disk.path().string()};
+    }
+    with_disk.arguments.insert(with_disk.arguments.end(), {"--ssd-cache-path", path});
+    KeptServer server(with_disk);
     server.kill();
     UniqueFd locked(::open(file.c_str(), O_RDWR | O_CLOEXEC));
     REQUIRE(::flock(locked.get(), LOCK_EX) == 0);
@@ -342,6 +350,30 @@ TEST_SUITE("a kept pool") {
 
     kill_and_start(server, engine);
     CHECK(engine.load(1, 20) == 20);
+  }
+
+  TEST_CASE("a keeper that accepts no connection holds up no caller for ever") {
+    const TemporaryDirectory directory;
+    const std::filesystem::path path = directory.path() / "x.keeper";
+    const auto stopped = server::listen_as_keeper(path);  // As one that has been stopped.
+    REQUIRE(stopped);
+    std::vector<UniqueFd> waiting;
+    for (bool is_full = false; !is_full;) {
+      REQUIRE(waiting.size() < 1000);
+      auto queued = server::connect_to_keeper(path, std::chrono::milliseconds(20));
+      is_full = !queued;
+      if (is_full) {
+        CHECK(queued.error().code == Errc::kTimeout);
+        CHECK(has(queued.error().detail, path.string() + " has accepted no connection"));
+      } else {
+        REQUIRE(*queued);
+        waiting.push_back(std::move(**queued));
+      }
+    }
+
+    const auto link = server::KeeperLink::open(path, std::chrono::milliseconds(20));
+    REQUIRE_FALSE(link);
+    CHECK(link.error().code == Errc::kTimeout);
   }
 
   TEST_CASE("a keeper's socket is for its own user") {

@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <doctest/doctest.h>
 
-#include "base/os/unique_fd.h"
+#include "tests/support/hanging_reads.h"
 #include "tests/support/nodes.h"
 #include "tests/support/server_process.h"
 #include "transport/host/host_device.h"
@@ -25,26 +21,6 @@ constexpr std::size_t kPiece = 8 * 1024;
 constexpr std::size_t kBlocks = 200;
 /// The owner's pool has 128 blocks, of which 16 may be staged at once.
 const std::string kOwnerPool = "2mb";
-
-/// Reads of a disk that hang: see tests/support/hanging_reads.cpp.
-class HangingReads {
- public:
-  HangingReads() {
-    std::ofstream(path()).flush();
-    file_ = UniqueFd(::open(path().c_str(), O_RDONLY | O_CLOEXEC));
-    REQUIRE(file_.get() >= 0);
-  }
-  [[nodiscard]] std::string path() const { return (directory_.path() / "lock").string(); }
-  [[nodiscard]] std::vector<std::string> command() const {
-    return {"env", "LD_PRELOAD=" PEGA_HANGING_READS, "PEGA_TEST_READS_HANG=" + path()};
-  }
-  void begin() const { REQUIRE(::flock(file_.get(), LOCK_EX) == 0); }
-  void end() const { REQUIRE(::flock(file_.get(), LOCK_UN) == 0); }
-
- private:
-  TemporaryDirectory directory_;
-  UniqueFd file_;
-};
 
 /// Two nodes: `owner` has a disk and a small pool, `reader` neither.
 struct Pair {
@@ -250,10 +226,20 @@ TEST_SUITE("nodes with disks") {
   }
 
   TEST_CASE("an owner that is stopped while it reads for another node is a miss there") {
-    Pair nodes;
+    const HangingReads reads;
+    Pair nodes(&reads);
     nodes.save_to_disk(8000, 96);
+    reads.begin();
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(8000, 12));
+    REQUIRE(claimed);
+    REQUIRE(claimed->blocks == 12);
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_ssd_staging_bytes", 12 * 2 * kPiece));
+
     nodes.owner.signal(SIGSTOP);
+    const Mover::Finished loaded = nodes.at_reader().load_and_check(*claimed, 8000);
+    CHECK(loaded.failed_blocks.size() == 12);
     CHECK(nodes.load(8000, 12, 12) == 0);
+    reads.end();
     nodes.owner.signal(SIGCONT);
     // It is asked again once it has answered.
     const auto end = std::chrono::steady_clock::now() + kHang;
@@ -261,6 +247,34 @@ TEST_SUITE("nodes with disks") {
       REQUIRE(std::chrono::steady_clock::now() < end);
     }
     CHECK(nodes.load(8000, 96, 12) == 96);
+    nodes.check_rest();
+  }
+
+  TEST_CASE("an owner that is killed while it reads for another node is a miss there") {
+    const HangingReads reads;
+    Pair nodes(&reads);
+    nodes.save_to_disk(8000, 96);
+    reads.begin();
+    const auto claimed = nodes.at_reader().engine->claim(numbers_from(8000, 12));
+    REQUIRE(claimed);
+    REQUIRE(claimed->blocks == 12);
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_ssd_staging_bytes", 12 * 2 * kPiece));
+
+    nodes.owner.kill();
+    reads.end();
+    const Mover::Finished loaded = nodes.at_reader().load_and_check(*claimed, 8000);
+    CHECK(loaded.failed_blocks.size() == 12);
+    check_nothing_is_left(nodes.reader, std::nullopt);
+
+    // Its next process reads its disk for the node again.
+    nodes.owner.start();
+    REQUIRE(disk_is_ready(nodes.owner, nodes.file));
+    REQUIRE(nodes.owner.metric_becomes("pegaflow_ssd_waits_for_peers", 0));
+    REQUIRE(sees(nodes.reader, nodes.at[0]));
+    nodes.at_owner().engine->wait_ready();
+    nodes.save_to_disk(9000, 12);
+    CHECK(nodes.load(9000, 12, 12) == 12);
+    CHECK(nodes.owner.metric("pegaflow_ssd_staged_blocks_total") == 12);
     nodes.check_rest();
   }
 }

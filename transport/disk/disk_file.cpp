@@ -131,6 +131,12 @@ Result<void> DiskFile::open_path(const std::string& path) {
                 "chmod 600 {}",
                 path_, info.st_mode & 07777U, path_);
   }
+  if (info.st_uid != ::geteuid()) {
+    return fail(Errc::kRefused,
+                "open {}: it belongs to user {}, who may access it, and it holds users' prompts: "
+                "chown {} {}",
+                path_, info.st_uid, ::geteuid(), path_);
+  }
   return {};
 }
 

@@ -70,6 +70,18 @@ TEST_SUITE("OptionTable") {
     CHECK(f.workers == 4);
   }
 
+  TEST_CASE("an option is given by each source, also with the value of its default") {
+    const TemporaryFile file("workers = 4\n");
+    Fixture f;
+    ::setenv("PEGA_POOL_SIZE", std::to_string(f.pool_size).c_str(), 1);
+    REQUIRE(f.parse({"--config", file.path(), "--name", f.name.c_str()}));
+    CHECK(f.table.is_given("workers"));
+    CHECK(f.table.is_given("pool-size"));
+    CHECK(f.table.is_given("name"));
+    CHECK_FALSE(f.table.is_given("deadline"));
+    CHECK_FALSE(f.table.is_given("verbose"));
+  }
+
   TEST_CASE("a flag beats the environment, which beats the file, which beats the default") {
     const TemporaryFile file("workers = 5\npool-size = 8kb\nname = \"from file\"\n");
     Fixture f;

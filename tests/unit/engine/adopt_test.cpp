@@ -46,20 +46,23 @@ KeptTables left_by(const KeptTables& tables) {
   return std::move(*opened);
 }
 
-BlockStore::Options options_of(KeptTables& tables) {
+BlockStore::Options options_of(KeptTables& tables, EvictionKind eviction = EvictionKind::kLru) {
   auto options = testing::pool_of(tables.layout().pool_bytes / kPage);
   options.kept = &tables;
-  options.eviction = EvictionKind::kLru;
+  options.eviction = eviction;
   return options;
 }
 
 /// A store of its own, as another process would have it.
 struct Successor {
-  explicit Successor(const KeptTables& former) : tables(left_by(former)) { start(); }
+  explicit Successor(const KeptTables& former, EvictionKind eviction = EvictionKind::kLru)
+      : tables(left_by(former)) {
+    start(eviction);
+  }
   /// Continues with tables that no other store uses any longer.
-  explicit Successor(KeptTables&& left) : tables(std::move(left)) { start(); }
-  void start() {
-    auto made = BlockStore::create(options_of(tables), clock);
+  explicit Successor(KeptTables&& left) : tables(std::move(left)) { start(EvictionKind::kLru); }
+  void start(EvictionKind eviction) {
+    auto made = BlockStore::create(options_of(tables, eviction), clock);
     REQUIRE(made);
     store = std::move(*made);
   }
@@ -140,6 +143,28 @@ TEST_SUITE("BlockStore, adoption") {
     CHECK(next.store->lookup(f.space, keys(1, 1)) == 0);
     CHECK(next.store->lookup(f.space, keys(2, 1)) == 1);
     next.store->abandon(writer, job(1));
+  }
+
+  TEST_CASE("a block that was used often stays as long as the former process would have kept it") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables, EvictionKind::kWeightedLru));
+    for (std::uint64_t i = 0; i < kFrames; ++i) f.save(keys(i, 1));
+    const auto use = [&](std::uint64_t number) {
+      REQUIRE(f.store->claim(f.holder, f.space, keys(number, 1), token(1)) == 1);
+      f.store->unclaim(f.holder, token(1));
+    };
+    for (int i = 0; i < 4; ++i) use(0);
+    for (std::uint64_t i = 1; i < kFrames; ++i) use(i);  // Block 0 is the oldest one now.
+
+    const auto survives_a_save = [&](BlockStore& store, HolderId writer) {
+      REQUIRE(store.reserve(writer, f.space, job(900), 0, keys(500, 1)));
+      return store.lookup(f.space, keys(0, 1)) == 1 && store.lookup(f.space, keys(1, 1)) == 0;
+    };
+    Successor next(tables, EvictionKind::kWeightedLru);
+    next.adopt({f.space});
+    CHECK(survives_a_save(*next.store, next.store->add_holder(1, testing::kProcess)));
+    CHECK(survives_a_save(*f.store, f.holder));
   }
 
   TEST_CASE("a frame that a client may still write or read is not reused before it has quiesced") {

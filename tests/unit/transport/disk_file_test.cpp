@@ -112,6 +112,17 @@ TEST_SUITE("disk file") {
     CHECK(Bench::content_of(bench.path("open")) == "content");
   }
 
+  TEST_CASE("a file of another user is refused, with the fix") {
+    if (::geteuid() != 0) PEGA_SKIP("only root can give a file to another user");
+    Bench bench;
+    bench.make_file(bench.path("theirs"), "content", 0600);
+    REQUIRE(::chown(bench.path("theirs").c_str(), 65534, static_cast<gid_t>(-1)) == 0);
+    const auto disk = bench.open(bench.path("theirs"));
+    REQUIRE_FALSE(disk);
+    CHECK(disk.error().code == Errc::kRefused);
+    CHECK(disk.error().detail.find("chown 0 " + bench.path("theirs")) != std::string::npos);
+  }
+
   TEST_CASE("options out of their range, and a folder that does not exist, are invalid") {
     Bench bench;
     const auto code = [&](const DiskOptions& options) {
