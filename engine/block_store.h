@@ -285,7 +285,7 @@ class BlockStore {
   /// The blocks that a fetch may evict to get a frame.
   enum class Evicts : std::uint8_t {
     kAny,
-    kReplicas,  ///< Of the same shape only: a prefetch costs no block that exists only here.
+    kReplicas,  ///< Those of the same shape: no block that exists only here is evicted.
   };
   struct Fetch {
     struct Frame {

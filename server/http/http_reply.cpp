@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/http/metrics_page.h"
+#include "server/http/router_pages.h"
 #include "version.h"
 
 namespace pegaflow::server {
@@ -142,6 +143,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
                          {"shard_count", info.shards},
                          {"ranks", std::move(ranks)},
                          {"schedulers", info.schedulers},
+                         {"kv_events", info.has_kv_events},
                          {"not_served", to_json(info.not_served)}};
   if (!info.kinds.kinds.empty()) {
     body["kinds"] = to_json(info.kinds.kinds);
@@ -194,6 +196,14 @@ struct ToReply {
     }
     return json_reply(200, {{"dropped_blocks", report.dropped_blocks}});
   }
+  Reply operator()(const BlocksAnswer& answer) const {
+    return {.body = blocks_body(answer), .type = "application/octet-stream"};
+  }
+  Reply operator()(const LinksAnswer& answer) const { return {.body = links_body(answer)}; }
+  Reply operator()(const Accepted& /*none*/) const { return json_reply(202, {{"accepted", true}}); }
+  Reply operator()(const RouterRefusal& refusal) const {
+    return error_reply(refusal.status, refusal.why);
+  }
   Reply operator()(const OverwriteReport& report) const {
     if (!report.found) return error_reply(404, "there is no such block");
     return json_reply(200, {{"slot", report.slot}, {"bytes", report.bytes}});
@@ -206,6 +216,8 @@ const char* reason(unsigned status) {
   switch (status) {
     case 200:
       return "OK";
+    case 202:
+      return "Accepted";
     case 400:
       return "Bad Request";
     case 401:
@@ -216,6 +228,8 @@ const char* reason(unsigned status) {
       return "Not Found";
     case 405:
       return "Method Not Allowed";
+    case 413:
+      return "Content Too Large";
     default:
       return "Service Unavailable";
   }

@@ -23,6 +23,7 @@
 #include "server/http/http_guard.h"
 #include "server/http/http_reply.h"
 #include "server/http/http_turns.h"
+#include "server/http/router_pages.h"
 
 namespace pegaflow::server {
 namespace {
@@ -30,7 +31,13 @@ namespace {
 constexpr Log kLog{"http"};
 
 constexpr std::size_t kNews = 512;
+/// The longest wait for a change of the journal, see RouterRequests, and some more.
+constexpr Duration kLongestWait = std::chrono::seconds(27);
+/// Before each part of a list of blocks, of 256 KiB at most: 50 MB/s.
+constexpr kj::Duration kPauseOfLists = 5 * kj::MILLISECONDS;
 constexpr int kSendBufferBytes = 64 << 10;  ///< Two pages of /metrics; the kernel doubles it.
+
+std::string_view path_of(std::string_view url) { return url.substr(0, url.find('?')); }
 
 std::string machine_name() {
   char name[256] = {};
@@ -81,6 +88,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
                machine_name()),
         health_(server.options_.health),
         connections_(server.options_.connections, io_.provider->getTimer()),
+        routers_(std::move(server.options_.routers)),
         tasks_(*this) {
     if (server.socket_) socket_ = wrap(server.socket_->fd());
     kj::HttpHeaderTable::Builder builder;
@@ -105,15 +113,30 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
  private:
+  /// Questions without an answer, by ticket.
+  using Asked = std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>>;
+
   /// Serves one connection.
   class Service final : public kj::HttpService {
    public:
     Service(Loop& loop, HttpConnection& connection) : loop_(loop), connection_(connection) {}
 
     kj::Promise<void> request(kj::HttpMethod method, kj::StringPtr url,
-                              const kj::HttpHeaders& headers, kj::AsyncInputStream& /*body*/,
+                              const kj::HttpHeaders& headers, kj::AsyncInputStream& body,
                               Response& response) override {
       connection_.begin_request();
+      if (is_router_path(path_of(std::string_view(url.begin(), url.size())))) {
+        return next_turn(loop_.timer())
+            .then([this, method, url, &headers, &body]() {
+              return loop_.reply_to_router(method, std::string_view(url.begin(), url.size()),
+                                           headers, body, connection_.is_socket());
+            })
+            .then([this, &response](Reply reply) {
+              connection_.begin_request();  // The time to wait for a change is not the client's.
+              return send(kj::mv(reply), response);
+            })
+            .attach(kj::defer([this]() { connection_.end_request(); }));
+      }
       // One request of a connection in an event-loop iteration: thousands of pipelined requests,
       // all of them received already, would keep the loop from polling its other descriptors.
       return next_turn(loop_.timer())
@@ -201,9 +224,14 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         server_.health_noted_.store(false, std::memory_order_release);
         const std::lock_guard lock(server_.health_mutex_);
         health_ = server_.latest_health_;
-      } else if (const auto asked = asked_.find(news.ticket); asked != asked_.end()) {
-        asked->second->fulfill(kj::mv(news.answer));
-        asked_.erase(asked);
+      } else {
+        for (Asked* const places : {&asked_, &readers_}) {
+          const auto asked = places->find(news.ticket);
+          if (asked == places->end()) continue;
+          asked->second->fulfill(kj::mv(news.answer));
+          places->erase(asked);
+          break;
+        }
       }
     });
   }
@@ -233,12 +261,84 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         });
     // The wait for the turn counts too: an RPC thread that hangs delays every client once.
     // The answer to a question that timed out is discarded; until then it keeps its place.
+    return in_time(server_.options_.answer_timeout, kj::mv(reply));
+  }
+
+  // ---- routers
+
+  /// Serves one of the pages of routers. A request for the journal may wait for half a minute, so
+  /// it takes no turn; the others do.
+  kj::Promise<Reply> reply_to_router(kj::HttpMethod method, std::string_view url,
+                                     const kj::HttpHeaders& headers, kj::AsyncInputStream& body,
+                                     bool is_socket) {
+    auto read = method != kj::HttpMethod::POST ? kj::Promise<kj::String>(kj::str())
+                                               : body.readAllText(kMostRouterBody);
     return timer()
-        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(reply))
+        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(read))
+        .then(
+            [this, method, url, &headers, is_socket](kj::String&& text) {
+              return reply_to_router(method, url, headers,
+                                     std::string_view(text.begin(), text.size()), is_socket);
+            },
+            [](kj::Exception&&) -> kj::Promise<Reply> {
+              return error_reply(413, "the body did not arrive, or has more than 1 MiB");
+            });
+  }
+
+  kj::Promise<Reply> reply_to_router(kj::HttpMethod method, std::string_view url,
+                                     const kj::HttpHeaders& headers, std::string_view body,
+                                     bool is_socket) {
+    take_news();
+    const kj::StringPtr verb = kj::toCharSequence(method).begin();
+    const std::string_view name(verb.begin(), verb.size());
+    if (!is_socket) {
+      const auto refusal = refuse_router({.method = name, .target = url, .body = body},
+                                         value_of(headers, authorization_));
+      if (refusal) return error_reply(refusal->status, refusal->why);
+    }
+    auto query = read_router_query(name, url, body);
+    if (!query) {
+      return error_reply(query.error().code == Errc::kRefused ? 405 : 400, query.error().detail);
+    }
+    const RouterQuery::Kind kind = query->kind;
+    auto question = std::make_shared<AdminQuestion>();
+    question->kind = AdminQuestion::Kind::kRouter;
+    question->router = std::move(*query);
+    if (kind == RouterQuery::Kind::kJournal) {
+      return in_time(server_.options_.answer_timeout + kLongestWait,
+                     ask(std::move(*question), readers_, HttpServer::kReaders));
+    }
+    // The parts of a list follow each other at a bounded rate.
+    const auto pause = kind == RouterQuery::Kind::kBlocks ? kPauseOfLists : 0 * kj::MILLISECONDS;
+    return in_time(server_.options_.answer_timeout,
+                   turns_.next().then([this, question, pause](kj::Own<HttpTurns::Turn>&& turn) {
+                     return timer()
+                         .afterDelay(pause)
+                         .then([this, question]() { return ask(std::move(*question)); })
+                         .attach(kj::mv(turn));
+                   }));
+  }
+
+  [[nodiscard]] std::optional<PostRefusal> refuse_router(
+      const cluster::PeerSecret::HttpRequest& request,
+      std::optional<std::string_view> authorization) {
+    if (!routers_) return PostRefusal{403, "this page is for routers, and this server has none"};
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return routers_->refuse(
+        request, authorization,
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count()),
+        clock_.now());
+  }
+
+  kj::Promise<Reply> in_time(Duration limit, kj::Promise<Reply>&& reply) {
+    return timer()
+        .timeoutAfter(limit.count() * kj::NANOSECONDS, kj::mv(reply))
         .catch_([](kj::Exception&& problem) {
           return error_reply(503, "the RPC thread did not respond: " + error_from(problem).detail);
         });
   }
+
+  // ---- other pages
 
   kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url,
                               const kj::HttpHeaders& headers, bool is_socket) {
@@ -276,15 +376,24 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
   kj::Promise<Reply> ask(AdminQuestion question) {
+    return ask(std::move(question), asked_, HttpServer::kQuestions);
+  }
+
+  /// `places`: where the answer is waited for, by no more than `limit`.
+  kj::Promise<Reply> ask(AdminQuestion question, Asked& places, std::size_t limit) {
     if (!health_.is_ok) return error_reply(503, "the server is not ready: " + health_.status);
-    question.ticket = ++last_ticket_;
-    if (asked_.size() >= kQuestions || !server_.questions_.try_send(question)) {
+    const std::uint64_t ticket = ++last_ticket_;
+    question.ticket = ticket;
+    if (places.size() >= limit || !server_.questions_.try_send(std::move(question))) {
       return error_reply(503, "too many requests at once");
     }
     auto answer = kj::newPromiseAndFulfiller<AdminAnswer>();
-    asked_.emplace(question.ticket, kj::mv(answer.fulfiller));
-    return answer.promise.then(
-        [this](AdminAnswer&& told) { return reply_of(std::move(told), connections_.counters()); });
+    places.emplace(ticket, kj::mv(answer.fulfiller));
+    return answer.promise.then([this](AdminAnswer&& told) {
+      HttpCounters counters = connections_.counters();
+      if (routers_) counters.refused_routers = routers_->refused();
+      return reply_of(std::move(told), counters);
+    });
   }
 
   // ---- protocol errors and failures
@@ -330,7 +439,10 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   std::uint64_t last_ticket_ = 0;
   HttpConnections connections_;
   HttpTurns turns_;
-  std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>> asked_;
+  std::optional<RouterGuard> routers_;
+  SteadyClock clock_;
+  Asked asked_;
+  Asked readers_;  ///< Questions about the journal.
   kj::TaskSet tasks_;
 };
 
