@@ -32,6 +32,11 @@ struct Keys {
   packed @1 :Data;      # A multiple of keyBytes.
   localUnits @2 :UInt32;
   # Only with several kinds of blocks: the count of leading units that the engine has itself.
+  nodes @3 :List(Id128);
+  # Of a lookup or claim: incarnations of nodes that a router believes to have the blocks, at most 8.
+  # They are asked first, and the others only if these have nothing. Ignored with several kinds.
+  noNodes @4 :Bool;
+  # Of a lookup or claim: blocks of other nodes are not wanted; computing is faster.
 }
 
 struct Kind {

@@ -144,17 +144,23 @@ CacheSession::~CacheSession() {
 }
 
 Result<CacheSession::Ticket> CacheSession::lookup(std::span<const BlockKey> keys,
-                                                  std::size_t local_units) {
-  return impl_->ask({.kind = Kind::kLookup, .keys = first_keys(keys), .local_units = local_units});
+                                                  std::size_t local_units,
+                                                  const SessionHints& hints) {
+  return impl_->ask({.kind = Kind::kLookup,
+                     .keys = first_keys(keys),
+                     .local_units = local_units,
+                     .hints = hints});
 }
 
 Result<CacheSession::Ticket> CacheSession::claim(std::span<const BlockKey> keys,
-                                                 const Compute& compute, std::size_t local_units) {
+                                                 const Compute& compute, std::size_t local_units,
+                                                 const SessionHints& hints) {
   return impl_->ask({.kind = Kind::kClaim,
                      .token = Id128::random(),
                      .keys = first_keys(keys),
                      .local_units = local_units,
-                     .compute = compute});
+                     .compute = compute,
+                     .hints = hints});
 }
 
 Result<CacheSession::Ticket> CacheSession::boundaries(std::span<const BlockKey> keys,

@@ -52,7 +52,9 @@ class CacheSession {
   /// has itself, a multiple of the alignment. Errors: kPeerLost when there is no server, kBusy when
   /// too many questions are pending. The answer is kRefused for local units of a server without
   /// several kinds, and kInvalidArgument for ones that do not fit the alignment.
-  Result<Ticket> lookup(std::span<const BlockKey> keys, std::size_t local_units = 0);
+  /// `hints` are a router's; older servers ignore them.
+  Result<Ticket> lookup(std::span<const BlockKey> keys, std::size_t local_units = 0,
+                        const SessionHints& hints = {});
 
   /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are in
   /// flight from another node: a load waits for them, and some may not come. With `compute` only
@@ -62,7 +64,7 @@ class CacheSession {
   /// `local_units`; the answer has their ranges.
   /// Errors: as lookup().
   Result<Ticket> claim(std::span<const BlockKey> keys, const Compute& compute,
-                       std::size_t local_units = 0);
+                       std::size_t local_units = 0, const SessionHints& hints = {});
   Result<Ticket> claim(std::span<const BlockKey> keys) { return claim(keys, Compute{}); }
 
   /// Asks for every length at which a prompt can be restored; holds nothing. Only for several

@@ -45,6 +45,12 @@ struct SessionCompute {
   Duration per_block{};  ///< 0: unknown.
 };
 
+/// Hints of a router, from a request, about the nodes that have its blocks. They may be wrong.
+struct SessionHints {
+  std::vector<Id128> nodes{};  ///< Incarnations, 8 at most; asked first instead of all.
+  bool no_nodes = false;       ///< Blocks of other nodes are not wanted.
+};
+
 /// Entries about the blocks of the session's namespace, one per key.
 struct SessionJournal {
   std::uint64_t space = 0;  ///< With `position`: the arguments of the next question.

@@ -43,7 +43,8 @@ kj::Promise<Lenders::Owner> Lenders::ask(Lender& lender, const Bytes32& space,
 }
 
 kj::Promise<std::vector<Lenders::Owner>> Lenders::owners(const Bytes32& space,
-                                                         std::span<const BlockKey> keys) {
+                                                         std::span<const BlockKey> keys,
+                                                         std::span<const Id128> only) {
   const auto first = keys.first(std::min(keys.size(), kFirstKeys));
   std::shared_ptr<const Rest> rest;
   if (first.size() != keys.size()) {
@@ -52,7 +53,9 @@ kj::Promise<std::vector<Lenders::Owner>> Lenders::owners(const Bytes32& space,
   }
   kj::Vector<kj::Promise<Owner>> asked;
   for (Lender* const lender : lenders_) {
-    if (lender->is_ready()) asked.add(ask(*lender, space, first, rest));
+    const bool is_meant =
+        only.empty() || std::find(only.begin(), only.end(), lender->node()) != only.end();
+    if (is_meant && lender->is_ready()) asked.add(ask(*lender, space, first, rest));
   }
   return kj::joinPromises(asked.releaseAsArray()).then([](kj::Array<Owner>&& answers) {
     std::vector<Owner> owners;

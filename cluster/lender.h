@@ -15,6 +15,7 @@
 #include "base/block_key.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/id128.h"
 #include "capnp/wire/peer_codec.h"
 #include "cluster/epochs.h"
 #include "cluster/peer_proof.h"
@@ -33,6 +34,8 @@ class Lender {
 
   [[nodiscard]] virtual bool is_ready() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t life() const noexcept = 0;
+  /// The incarnation of the node, while it is ready.
+  [[nodiscard]] virtual Id128 node() const noexcept { return {}; }
   /// Its name in logs.
   [[nodiscard]] virtual const std::string& address() const noexcept = 0;
   /// The address turned out to be this node's own.
@@ -136,9 +139,11 @@ class Lenders {
   static constexpr std::size_t kFirstKeys = 32;
 
   /// The peers that have blocks of the prefix `keys`: most first, and among equals the one that was
-  /// added first. Resolves when all have responded or timed out.
+  /// added first. Resolves when all have responded or timed out. `only`: no other node than these
+  /// incarnations receives a request; empty: every peer does.
   virtual kj::Promise<std::vector<Owner>> owners(const Bytes32& space,
-                                                 std::span<const BlockKey> keys);
+                                                 std::span<const BlockKey> keys,
+                                                 std::span<const Id128> only = {});
 
   struct Holder {
     Lender* peer = nullptr;

@@ -89,6 +89,7 @@ class PeerLink final : public Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return stats_.greetings; }
   [[nodiscard]] const std::string& address() const noexcept override { return options_.address; }
   [[nodiscard]] bool is_this_node() const noexcept override { return stats_.state == State::kSelf; }
+  [[nodiscard]] Id128 node() const noexcept override { return stats_.node; }
   /// Whether the first attempt to connect is over, successful or not.
   [[nodiscard]] bool was_tried() const noexcept {
     return is_ready() || is_this_node() || stats_.greetings + stats_.failures != 0;

@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <sodium.h>
 #include <sys/stat.h>
 
 #include "base/assert.h"
+#include "base/hex.h"
 #include "base/os/text_file.h"
 
 namespace pegaflow::cluster {
@@ -100,6 +103,18 @@ std::vector<std::string_view> parts_of(std::string_view text) {
   return parts;
 }
 
+constexpr std::string_view kTokenPrefix = "pf1.";
+
+/// Takes as long for a wrong text as for the right one.
+bool is_same(std::string_view given, std::string_view wanted) {
+  if (given.size() != wanted.size()) return false;
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    difference |= static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(wanted[i]);
+  }
+  return difference == 0;
+}
+
 }  // namespace
 
 Bytes32 random_bytes32() {
@@ -131,6 +146,16 @@ bool PeerSecret::is_proof(Side side, const Greeting& greeting,
   const Bytes32 right = prove(side, greeting);
   return proof.size() == right.size() &&
          ::sodium_memcmp(proof.data(), right.data(), right.size()) == 0;
+}
+
+Bytes32 PeerSecret::sign(const HttpRequest& request) const {
+  Digest digest(key_);
+  digest.add(std::string("pegaflow http 1"));
+  digest.add(request.time);
+  digest.add(std::string(request.method));
+  digest.add(std::string(request.target));
+  digest.add(std::string(request.body));
+  return digest.end();
 }
 
 Result<PeerSecrets> PeerSecrets::read(const std::string& path) {
@@ -175,6 +200,27 @@ const PeerSecret* PeerSecrets::find(PeerSecret::Side side, const PeerSecret::Gre
     if (secret.is_proof(side, greeting, proof) && found == nullptr) found = &secret;
   }
   return found;
+}
+
+std::string http_token(const PeerSecret& secret, const PeerSecret::HttpRequest& request) {
+  return fmt::format("{}{}.{}", kTokenPrefix, request.time, to_hex(secret.sign(request)));
+}
+
+bool is_http_token(const PeerSecrets& secrets, PeerSecret::HttpRequest request,
+                   std::string_view token, std::uint64_t now) {
+  if (!token.starts_with(kTokenPrefix)) return false;
+  const std::string_view number =
+      token.substr(kTokenPrefix.size(), token.find('.', kTokenPrefix.size()) - kTokenPrefix.size());
+  const auto [end, status] =
+      std::from_chars(number.data(), number.data() + number.size(), request.time);
+  if (status != std::errc() || end != number.data() + number.size()) return false;
+  const std::uint64_t apart = now > request.time ? now - request.time : request.time - now;
+  if (apart > static_cast<std::uint64_t>(kHttpTokenTime.count())) return false;
+  bool is_good = false;
+  for (const PeerSecret& secret : secrets.all()) {
+    is_good = is_same(token, http_token(secret, request)) || is_good;
+  }
+  return is_good;
 }
 
 Bytes32 space_name(std::span<const engine::NamespaceFactor> canonical,

@@ -2,6 +2,7 @@
 /// \file
 /// The proofs by which nodes authenticate each other, and the names of namespaces among nodes.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -44,6 +45,16 @@ class PeerSecret {
   [[nodiscard]] bool is_proof(Side side, const Greeting& greeting,
                               std::span<const std::byte> proof) const;
 
+  /// A request over HTTP, as its token covers it.
+  struct HttpRequest {
+    std::uint64_t time = 0;  ///< Seconds since 1970.
+    std::string_view method;
+    std::string_view target;  ///< Path and query.
+    std::string_view body;
+  };
+  /// The digest in the token of that request; see http_token().
+  [[nodiscard]] Bytes32 sign(const HttpRequest& request) const;
+
   bool operator==(const PeerSecret&) const = default;
 
  private:
@@ -66,6 +77,7 @@ class PeerSecrets {
   static Result<PeerSecrets> read(const std::string& path);
 
   [[nodiscard]] const PeerSecret& first() const noexcept { return all_.front(); }
+  [[nodiscard]] std::span<const PeerSecret> all() const noexcept { return all_; }
   [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
   /// Bytes of the shortest secret; 0 without a file.
   [[nodiscard]] std::size_t shortest() const noexcept { return shortest_; }
@@ -78,6 +90,21 @@ class PeerSecrets {
   std::vector<PeerSecret> all_;  ///< One or two.
   std::size_t shortest_ = 0;
 };
+
+/// The greatest difference between the clocks of a router and a server that tokens allow. A token
+/// that was observed can repeat its request for as long; it fits no other request.
+inline constexpr std::chrono::seconds kHttpTokenTime{120};
+
+/// "pf1.TIME.DIGEST", for the header `Authorization: Bearer ...`: the time in seconds since 1970
+/// and 64 hexadecimal digits of PeerSecret::sign(). docs/nodes.md has the format for other
+/// programs.
+std::string http_token(const PeerSecret& secret, const PeerSecret::HttpRequest& request);
+
+/// Whether `token` is one that a holder of one of the secrets made for this request at most
+/// kHttpTokenTime before or after `now`, in seconds since 1970. `request.time` is not used. Takes
+/// as long for a wrong digest as for the right one.
+bool is_http_token(const PeerSecrets& secrets, PeerSecret::HttpRequest request,
+                   std::string_view token, std::uint64_t now);
 
 /// The name of a namespace among nodes: BLAKE2b-256 over its canonical factors and the bytes of its
 /// pages, shard by shard. Equal names are equal namespaces. A namespace that registered its kinds

@@ -104,18 +104,25 @@ const SourceRate* PeerSource::rate(const Lender& lender) const {
 
 kj::Promise<Source::Located> PeerSource::locate(const Bytes32& space,
                                                 std::span<const BlockKey> keys) {
-  return peers_.owners(space, keys).then([this](std::vector<Lenders::Owner>&& owners) -> Located {
-    if (owners.empty()) return {};
-    auto all = std::make_shared<Candidates>();
-    all->list = std::move(owners);
-    const Lenders::Owner& best = all->list.front();
-    return {.blocks = best.blocks,
-            .rate = queues_[best.peer].rate,
-            .batch_bytes = options_.batch_bytes,
-            .all = std::move(all),
-            .on_disks = best.on_disks,
-            .disks = queues_[best.peer].disks};
-  });
+  return locate_at({}, space, keys);
+}
+
+kj::Promise<Source::Located> PeerSource::locate_at(std::span<const Id128> nodes,
+                                                   const Bytes32& space,
+                                                   std::span<const BlockKey> keys) {
+  return peers_.owners(space, keys, nodes)
+      .then([this](std::vector<Lenders::Owner>&& owners) -> Located {
+        if (owners.empty()) return {};
+        auto all = std::make_shared<Candidates>();
+        all->list = std::move(owners);
+        const Lenders::Owner& best = all->list.front();
+        return {.blocks = best.blocks,
+                .rate = queues_[best.peer].rate,
+                .batch_bytes = options_.batch_bytes,
+                .all = std::move(all),
+                .on_disks = best.on_disks,
+                .disks = queues_[best.peer].disks};
+      });
 }
 
 Source::Holding PeerSource::holding(Lender& peer, std::uint64_t life, std::vector<bool> has,

@@ -82,6 +82,8 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
 
   [[nodiscard]] bool is_ready() const override { return peers_.has_ready(); }
   kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) override;
+  kj::Promise<Located> locate_at(std::span<const Id128> nodes, const Bytes32& space,
+                                 std::span<const BlockKey> keys) override;
   kj::Promise<std::vector<Holding>> locate_prefixes(const Bytes32& space,
                                                     std::span<const BlockKey> keys) override;
   kj::Promise<std::vector<Holding>> locate_each(const Bytes32& space,

@@ -16,6 +16,7 @@
 
 #include "base/block_key.h"
 #include "base/clock.h"
+#include "base/id128.h"
 #include "capnp/wire/peer_codec.h"
 #include "cluster/source_rate.h"
 #include "engine/ssd/proof.h"
@@ -177,6 +178,13 @@ class Source {
   [[nodiscard]] virtual bool is_ready() const = 0;
   /// Finds the owners of the longest prefixes of `keys`, which need not outlive the call.
   virtual kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) = 0;
+  /// The same at these nodes, by their incarnations, and at no other. What is on disks of this node
+  /// is found as well. `nodes` is not empty and need not outlive the call.
+  virtual kj::Promise<Located> locate_at(std::span<const Id128> nodes, const Bytes32& space,
+                                         std::span<const BlockKey> keys) {
+    static_cast<void>(nodes);  // A source without nodes.
+    return locate(space, keys);
+  }
   /// The prefix of `keys` that each owner has.
   virtual kj::Promise<std::vector<Holding>> locate_prefixes(const Bytes32& space,
                                                             std::span<const BlockKey> keys) = 0;

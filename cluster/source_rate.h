@@ -145,6 +145,8 @@ class SourceRate {
   }
 
   [[nodiscard]] bool is_known() const noexcept { return seconds_ > 0; }
+  /// The end of the last read; meaningless while the rate is unknown.
+  [[nodiscard]] TimePoint measured_at() const noexcept { return last_end_; }
   [[nodiscard]] bool is_fresh(TimePoint now) const noexcept {
     return is_known() && now - last_end_ < kBelieved;
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -281,6 +282,11 @@ class BlockStore {
   // frame may be filled again from another source. A frame stays reserved until quiesced(),
   // whatever happens to the claim, its holder and the generation.
 
+  /// The blocks that a fetch may evict to get a frame.
+  enum class Evicts : std::uint8_t {
+    kAny,
+    kReplicas,  ///< Those of the same shape: no block that exists only here is evicted.
+  };
   struct Fetch {
     struct Frame {
       std::size_t place = 0;  ///< Index of its key in `keys`.
@@ -307,7 +313,8 @@ class BlockStore {
   /// another number of blocks, or `token` is none; kBusy when there are `max_claims` claims. For a
   /// retired or unknown generation the prefix is empty.
   Result<Fetch> fetch(HolderId holder, SpaceId space, const Id128& token, std::size_t first,
-                      std::span<const BlockKey> keys, std::size_t fetchable);
+                      std::span<const BlockKey> keys, std::size_t fetchable,
+                      Evicts evicts = Evicts::kAny);
   /// Whether the blocks of all parts are within the limits now, with a frame for each one that is
   /// neither present nor in flight. Ask before a fetch of which a part is of no use: its frames
   /// cost other blocks their place. The tokens of the parts do not matter.
@@ -473,6 +480,21 @@ class BlockStore {
   /// The same for several generations, at most 256: their entries in one order.
   [[nodiscard]] JournalPart journal(std::span<const SpaceId> spaces, std::uint64_t from,
                                     std::size_t limit) const;
+
+  /// The position after the newest entry; 0 without keep_journal().
+  [[nodiscard]] std::uint64_t journal_end() const;
+  /// Calls `wake` once: at the next entry of the journal, or when a generation is retired. It must
+  /// not call the store. Replaces an earlier one that was not called yet.
+  void on_next_entry(std::function<void()> wake);
+
+  struct Listed {
+    std::vector<BlockKey> keys;
+    FrameIndex next = kNoFrame;  ///< The frame to continue from; kNoFrame: that was the last one.
+  };
+  /// The sealed blocks of `space` in the frames from `from` on; visits at most `limit` frames. A
+  /// block that is sealed during the whole enumeration is in exactly one of its parts; the journal,
+  /// from its position before the first part on, has all other changes.
+  [[nodiscard]] Listed list(SpaceId space, FrameIndex from, std::size_t limit) const;
 
   // ---- time and background work
 

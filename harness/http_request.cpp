@@ -59,7 +59,8 @@ Result<UniqueFd> connect_to(const std::string& address) {
 }
 
 std::string request_text(const std::string& address, std::string_view method,
-                         const std::string& path, const std::vector<std::string>& headers) {
+                         const std::string& path, const std::vector<std::string>& headers,
+                         const std::string& body) {
   std::string text = fmt::format("{} {} HTTP/1.1\r\n", method, path);
   const bool has_host = std::any_of(headers.begin(), headers.end(), [](const std::string& header) {
     return header.starts_with("Host:");
@@ -67,9 +68,9 @@ std::string request_text(const std::string& address, std::string_view method,
   if (!has_host) {
     text += fmt::format("Host: {}\r\n", is_socket_path(address) ? "localhost" : address);
   }
-  if (method == "POST") text += "Content-Length: 0\r\n";
+  if (method == "POST") text += fmt::format("Content-Length: {}\r\n", body.size());
   for (const std::string& header : headers) text += header + "\r\n";
-  return text + "\r\n";
+  return text + "\r\n" + body;
 }
 
 /// The length of a response with its headers; no value before the headers are complete.
@@ -97,10 +98,10 @@ Result<std::optional<std::size_t>> response_length(const std::string& response) 
 }  // namespace
 
 Result<HttpResponse> http_request(const std::string& address, std::string_view method,
-                                  const std::string& path,
-                                  const std::vector<std::string>& headers) {
+                                  const std::string& path, const std::vector<std::string>& headers,
+                                  const std::string& body) {
   PEGA_TRY_LET(const UniqueFd socket, connect_to(address));
-  const std::string request = request_text(address, method, path, headers);
+  const std::string request = request_text(address, method, path, headers, body);
   if (::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(request.size())) {
     return fail(Errc::kPeerLost, "send {} {} to {}: {}", method, path, address,

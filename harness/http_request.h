@@ -21,6 +21,7 @@ struct HttpResponse {
 /// another form; kInternal for a response without Content-Length, for example in chunks.
 Result<HttpResponse> http_request(const std::string& address, std::string_view method,
                                   const std::string& path,
-                                  const std::vector<std::string>& headers = {});
+                                  const std::vector<std::string>& headers = {},
+                                  const std::string& body = {});
 
 }  // namespace pegaflow::harness

@@ -60,6 +60,13 @@ py::dict to_dict(const LinkStatus& status) {
 
 // ---- the scheduler's side
 
+/// `nodes` are incarnations of 16 bytes each.
+SessionHints to_hints(const std::vector<py::bytes>& nodes, bool no_nodes) {
+  SessionHints hints{.nodes = {}, .no_nodes = no_nodes};
+  for (const py::bytes& node : nodes) hints.nodes.push_back(to_id(node));
+  return hints;
+}
+
 class PySession {
  public:
   PySession(std::string socket_path, std::string instance, std::string build,
@@ -80,17 +87,19 @@ class PySession {
     without_gil([session = std::exchange(session_, nullptr)]() mutable { session.reset(); });
   }
 
-  std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes, std::size_t local_units) {
-    return static_cast<std::uint64_t>(
-        value_or_raise(open()->lookup(to_keys(packed, key_bytes), local_units)));
+  std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes, std::size_t local_units,
+                       const std::vector<py::bytes>& nodes, bool no_nodes) {
+    return static_cast<std::uint64_t>(value_or_raise(
+        open()->lookup(to_keys(packed, key_bytes), local_units, to_hints(nodes, no_nodes))));
   }
   std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes, double compute_delay_s,
-                      double compute_block_s, std::size_t local_units) {
+                      double compute_block_s, std::size_t local_units,
+                      const std::vector<py::bytes>& nodes, bool no_nodes) {
     const CacheSession::Compute compute{
         .delay = to_duration(compute_delay_s, "compute_delay_s"),
         .per_block = to_duration(compute_block_s, "compute_block_s")};
-    return static_cast<std::uint64_t>(
-        value_or_raise(open()->claim(to_keys(packed, key_bytes), compute, local_units)));
+    return static_cast<std::uint64_t>(value_or_raise(open()->claim(
+        to_keys(packed, key_bytes), compute, local_units, to_hints(nodes, no_nodes))));
   }
   std::uint64_t boundaries(const py::bytes& packed, std::size_t key_bytes,
                            std::size_t local_units) {
@@ -460,9 +469,11 @@ void add_session(py::module_& module) {
   py::class_<PySession>(module, "CacheSession")
       .def(py::init<std::string, std::string, std::string, const py::kwargs&>(), "socket_path"_a,
            "instance"_a, "build"_a = "")
-      .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a, "local_units"_a = 0)
+      .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a, "local_units"_a = 0,
+           "nodes"_a = py::tuple(), "no_nodes"_a = false)
       .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a, "compute_delay_s"_a = 0.0,
-           "compute_block_s"_a = 0.0, "local_units"_a = 0)
+           "compute_block_s"_a = 0.0, "local_units"_a = 0, "nodes"_a = py::tuple(),
+           "no_nodes"_a = false)
       .def("boundaries", &PySession::boundaries, "keys"_a, "key_bytes"_a, "local_units"_a = 0)
       .def("take", &PySession::take, "ticket"_a, "patience_s"_a = 0.0)
       .def("take_claim", &PySession::take_claim, "ticket"_a, "patience_s"_a = 0.0)

@@ -56,8 +56,9 @@ std::uint64_t most_staged(std::size_t pool_bytes) {
 }
 
 Result<void> refuse_options_of_nodes(const ServerOptions& options) {
-  if (!options.peer_secret_file.empty() || !options.peer_fabric_listen.empty() ||
-      options.require_rdma || !options.nics.empty() || !options.deny_nics.empty()) {
+  // The secret alone is for routers.
+  if (!options.peer_fabric_listen.empty() || options.require_rdma || !options.nics.empty() ||
+      !options.deny_nics.empty()) {
     return fail(Errc::kInvalidArgument, "options about other nodes need --peers or --peer-listen");
   }
   return {};
@@ -78,6 +79,12 @@ Result<std::vector<std::string>> distinct(const std::vector<std::string>& peers)
     }
   }
   return addresses;
+}
+
+/// Seconds since the rate was measured; 0 while it is unknown.
+double age_of(const cluster::SourceRate* rate, TimePoint now) {
+  if (rate == nullptr || !rate->is_known()) return 0;
+  return std::chrono::duration<double>(now - rate->measured_at()).count();
 }
 
 Result<TcpListener> listen_for_nodes(const ServerOptions& options) {
@@ -144,7 +151,8 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   return std::optional<Plan>(std::move(plan));
 }
 
-Nodes::Nodes(kj::AsyncIoContext& io, Plan plan) : plan_(std::move(plan)), io_(io) {}
+Nodes::Nodes(kj::AsyncIoContext& io, Plan plan, const Clock& clock)
+    : plan_(std::move(plan)), clock_(clock), io_(io) {}
 
 Nodes::~Nodes() noexcept(false) = default;
 
@@ -152,7 +160,7 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
                                             CacheService& service, Background& background,
                                             const Clock& clock, SsdSource* disks,
                                             const std::function<void()>& changed) {
-  std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan)));
+  std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan), clock));
   PEGA_TRY_LET(nodes->lanes_, cluster::Lanes::open(nodes->plan_.lanes, pool.bytes(), clock,
                                                    nodes->plan_.source.batches));
   cluster::Lanes& lanes = *nodes->lanes_;
@@ -263,6 +271,7 @@ NodesReport Nodes::report() const {
     report.peers.push_back({.address = link->address(),
                             .link = link->stats(),
                             .bytes_per_second = rate == nullptr ? 0 : rate->bytes_per_second(),
+                            .measured_ago_seconds = age_of(rate, clock_.now()),
                             .queued_bytes = rate == nullptr ? 0 : rate->queued_bytes()});
   }
   report.fetches = fetches_->stats();

@@ -79,12 +79,13 @@ class Nodes {
   [[nodiscard]] NodesReport report() const;
 
  private:
-  Nodes(kj::AsyncIoContext& io, Plan plan);
+  Nodes(kj::AsyncIoContext& io, Plan plan, const Clock& clock);
   void listen();
   kj::Promise<void> watch_secrets();
   void read_secrets();
 
   Plan plan_;
+  const Clock& clock_;
   cluster::BootClock boot_;
   std::unique_ptr<cluster::Lanes> lanes_;
   std::unique_ptr<cluster::Peers> peers_;

@@ -95,12 +95,18 @@ void ServerOptions::declare(OptionTable& table) {
       "A file with a secret of 16 bytes or more, the same on all nodes and not readable by other "
       "users, or with two secrets and a blank line between them while one replaces the other. It "
       "is read again when it changes. Nodes prove to each other that they have the secret and "
-      "never send it. Without it any host that reaches --peer-listen may read the cache.");
+      "never send it. Without it any host that reaches --peer-listen may read the cache. Routers "
+      "need it for /journal, /blocks, /links and /prefetch, which are off without it.");
   table.duration(
       "peer-deadline", peer_deadline, milliseconds(1), seconds(10),
       "How long a lookup or a claim waits for a peer's response: below the 20 ms that the "
       "connector waits for a claim. A peer that misses it receives no further requests until it "
       "responds, and counts as lost after three times this long, at least 500 ms.");
+  table.bytes(
+      "prefetch-bytes", prefetch_bytes, 0, std::uint64_t{1} << 46,
+      "Bytes of the pool that a router may have filled with blocks of other nodes and disks "
+      "before an engine requests them; they evict only other copies of that sort. 0: an "
+      "eighth of the pool.");
   table.duration("fetch-deadline", fetch_deadline, milliseconds(10), seconds(8),
                  "How long a fetch from other nodes may take, from the claim on; blocks that have "
                  "not arrived by then are computed. At most 8 s, because peers lend for 10 s.");

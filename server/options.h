@@ -46,6 +46,7 @@ struct ServerOptions {
   std::string peer_listen;
   std::string peer_fabric_listen;
   std::string peer_secret_file;
+  std::uint64_t prefetch_bytes = 0;  ///< 0: an eighth of the pool.
   Duration peer_deadline = std::chrono::milliseconds(15);
   Duration fetch_deadline = std::chrono::seconds(2);
   std::vector<std::string> nics;

@@ -33,6 +33,7 @@
 #include "server/pool/keeper_link.h"
 #include "server/pool/pool_keeping.h"
 #include "server/pool/pool_preparation.h"
+#include "server/prefetch/prefetches.h"
 #include "server/rpc/client_gate.h"
 #include "server/rpc/process_watch.h"
 #include "server/rpc/rpc_server.h"
@@ -54,6 +55,9 @@ constexpr kj::Duration kTendInterval = 1 * kj::SECONDS;
 /// For the epochs of other nodes: then the blocks of a former server are dropped, since no engine
 /// uses the cache meanwhile.
 constexpr kj::Duration kEpochPatience = 30 * kj::SECONDS;
+
+/// The part of the pool that prefetches may fill, unless configured: 1 / this.
+constexpr std::uint64_t kPrefetchPart = 8;
 
 /// For a peer in one direction: its control connection and the sockets of its lane.
 constexpr std::uint64_t kDescriptorsPerPeer = 5;
@@ -147,13 +151,14 @@ class Server final : private kj::TaskSet::ErrorHandler {
         lock_(std::move(lock)),
         nodes_plan_(std::move(nodes)),
         io_(kj::setupAsyncIo()),
-        questions_(2 * HttpServer::kQuestions),
+        questions_(2 * (HttpServer::kQuestions + HttpServer::kReaders)),
         tasks_(*this) {}
 
-  Result<void> run(TcpListener http_listener, std::string token) {
+  Result<void> run(TcpListener http_listener, std::string token, RouterGuard routers) {
     http_address_ = http_listener.address;
     HttpServer::Options http_options;
     http_options.token = std::move(token);
+    http_options.routers = std::move(routers);
     http_options.allowed_uids = allowed_uids_;
     http_options.health = {.is_ok = false,
                            .status = "preparing the pool",
@@ -540,6 +545,11 @@ class Server final : private kj::TaskSet::ErrorHandler {
     Fetches& fetches = nodes_ != nullptr ? nodes_->fetches()
                        : ssd_ != nullptr ? *ssd_fetches_
                                          : *local_fetches_;
+    prefetches_ = std::make_unique<Prefetches>(
+        *service_, fetches, *background_, io_.provider->getTimer(), clock_,
+        Prefetches::Options{.most_bytes = options_.prefetch_bytes != 0
+                                              ? options_.prefetch_bytes
+                                              : pool_->size_bytes() / kPrefetchPart});
     const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -577,7 +587,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
         [this]() { return report_nodes(); }, [this]() { return report_ssd(); },
         [this]() { return report_kept(); }, [this](auto done) { clean_disks(std::move(done)); },
-        *http_, questions_);
+        *prefetches_, context_->server, *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
   }
 
@@ -638,6 +648,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<Fetches> ssd_fetches_;    // With disks, without other nodes.
   std::unique_ptr<Fetches> local_fetches_;  // Without a source.
   std::unique_ptr<Nodes> nodes_;            // Its lanes write into the pool.
+  std::unique_ptr<Prefetches> prefetches_;
   std::unique_ptr<SessionContext> context_;
   std::unique_ptr<Admin> admin_;
   std::optional<Listener> listener_;
@@ -666,6 +677,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
   if (!options.http_token_file.empty()) {
     PEGA_TRY_LET(token, read_token(options.http_token_file));
   }
+  PEGA_TRY_LET(RouterGuard routers, RouterGuard::create(options.peer_secret_file));
   PEGA_TRY_LET(const std::filesystem::path socket, socket_path(options.addr, directories));
   PEGA_TRY_LET(SocketLock lock, SocketLock::take(socket, options.socket_group));
   PEGA_TRY_LET(std::optional<Nodes::Plan> nodes, Nodes::plan(options, build()));
@@ -679,7 +691,7 @@ Result<void> run_server(const ServerOptions& options, const RuntimeDirectories& 
 
   Server server(options, std::move(uids), std::move(windows), eviction, numa, keep, std::move(lock),
                 std::move(nodes));
-  return server.run(std::move(http), std::move(token));
+  return server.run(std::move(http), std::move(token), std::move(routers));
 }
 
 Result<void> release_kept_pool(const ServerOptions& options,

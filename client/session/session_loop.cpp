@@ -77,6 +77,13 @@ SessionBoundaries read_boundaries(wire::Session::BoundariesResults::Reader answe
   return boundaries;
 }
 
+void write_hints(const SessionHints& hints, wire::Keys::Builder keys) {
+  keys.setNoNodes(hints.no_nodes);
+  if (hints.nodes.empty()) return;
+  auto nodes = keys.initNodes(static_cast<unsigned>(hints.nodes.size()));
+  for (unsigned i = 0; i < nodes.size(); ++i) write_id(hints.nodes[i], nodes[i]);
+}
+
 }  // namespace
 
 SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
@@ -148,6 +155,7 @@ void SessionLoop::lookup(SessionCommand&& command) {
   auto request = link_.session().lookupRequest(size_of(command.keys.size()));
   write_keys(command.keys, BlockKey::kMaxBytes, request);
   request.setLocalUnits(static_cast<std::uint32_t>(command.local_units));
+  write_hints(command.hints, request);
   const std::size_t asked = command.keys.size();
   tasks_.add(link_
                  .call(kj::mv(request), options_.lookup_deadline, "lookup",
@@ -174,6 +182,7 @@ void SessionLoop::claim(SessionCommand&& command) {
   auto keys = request.initKeys();
   write_keys(command.keys, BlockKey::kMaxBytes, keys);
   keys.setLocalUnits(static_cast<std::uint32_t>(command.local_units));
+  write_hints(command.hints, keys);
   request.setComputeDelayMicros(at_most_32_bits(
       std::chrono::duration_cast<std::chrono::microseconds>(command.compute.delay)));
   request.setComputeBlockNanos(at_most_32_bits(command.compute.per_block));

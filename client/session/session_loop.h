@@ -34,6 +34,7 @@ struct SessionCommand {
   std::size_t local_units = 0;  ///< The leading units that the engine has itself.
   Duration deadline{};
   SessionCompute compute{};  ///< For a claim.
+  SessionHints hints{};      ///< For a lookup or a claim.
   std::uint64_t space = 0;   ///< For a journal, with `position`.
   std::uint64_t position = 0;
   Id128 server{};  ///< The server of the job.

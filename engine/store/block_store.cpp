@@ -159,6 +159,7 @@ void BlockStore::retire_space(SpaceId space) {
   impl_->spaces.retire(*found);
   impl_->reclaimer.retire(space);
   impl_->reclaimer.do_slice();
+  impl_->blocks.wake_readers();
 }
 
 HolderId BlockStore::add_holder(std::uint32_t instance, Id128 process) {
@@ -272,8 +273,8 @@ Result<bool> BlockStore::invalidate(HolderId holder, PinId pin, std::size_t plac
 
 Result<BlockStore::Fetch> BlockStore::fetch(HolderId holder, SpaceId space, const Id128& token,
                                             std::size_t first, std::span<const BlockKey> keys,
-                                            std::size_t fetchable) {
-  return impl_->fetcher.fetch(holder, space, token, first, keys, fetchable);
+                                            std::size_t fetchable, Evicts evicts) {
+  return impl_->fetcher.fetch(holder, space, token, first, keys, fetchable, evicts);
 }
 
 bool BlockStore::has_room_to_fetch(HolderId holder, std::span<const ClaimPart> parts) const {
@@ -355,6 +356,28 @@ BlockStore::JournalPart BlockStore::journal(SpaceId space, std::uint64_t from,
 BlockStore::JournalPart BlockStore::journal(std::span<const SpaceId> spaces, std::uint64_t from,
                                             std::size_t limit) const {
   return impl_->blocks.journal(spaces, from, limit);
+}
+
+std::uint64_t BlockStore::journal_end() const {
+  return impl_->blocks.journal({}, kJournalEnd, 0).next;
+}
+
+void BlockStore::on_next_entry(std::function<void()> wake) {
+  impl_->blocks.on_next_entry(std::move(wake));
+}
+
+BlockStore::Listed BlockStore::list(SpaceId space, FrameIndex from, std::size_t limit) const {
+  const BlockTable& table = impl_->blocks.table();
+  Listed listed;
+  FrameIndex frame = table.next_touched(from);
+  for (std::size_t visited = 0; frame != kNoFrame && visited < limit; ++visited) {
+    const Block& block = table[frame];
+    const bool is_findable = block.space == space && block.indexed && table.is_readable(frame);
+    if (is_findable) listed.keys.push_back(block.key);
+    frame = table.next_touched(frame + 1);
+  }
+  listed.next = frame;
+  return listed;
 }
 
 // ---- time and background work

@@ -29,7 +29,7 @@ Fetcher::Fetcher(const BlockStore::Options& options, ResidentBlocks& blocks, Hol
 
 Result<BlockStore::Fetch> Fetcher::fetch(HolderId holder, SpaceId space, const Id128& token,
                                          std::size_t first, std::span<const BlockKey> keys,
-                                         std::size_t fetchable) {
+                                         std::size_t fetchable, BlockStore::Evicts evicts) {
   Holder* const owner = holders_.active(holder);
   if (owner == nullptr) return fail(Errc::kGone, "fetch for a holder that left");
   PEGA_TRY_LET(const std::uint32_t row, reader_.extensible(*owner, space, token, first));
@@ -50,7 +50,7 @@ Result<BlockStore::Fetch> Fetcher::fetch(HolderId holder, SpaceId space, const I
       ++counted_.claims_shortened;
       return false;
     }
-    const FrameIndex frame = is_present ? present : bring(*where, keys[i], present, steps);
+    const FrameIndex frame = is_present ? present : bring(*where, keys[i], present, evicts, steps);
     if (frame == kNoFrame) {
       ++counted_.fetches_no_room;
       return false;
@@ -107,14 +107,16 @@ bool Fetcher::is_being_saved(FrameIndex frame) const {
 }
 
 FrameIndex Fetcher::bring(const Space& space, const BlockKey& key, FrameIndex present,
-                          std::uint32_t& steps) {
+                          BlockStore::Evicts evicts, std::uint32_t& steps) {
   const std::uint64_t frame_bytes = blocks_.frame_bytes(space.shape);
   if (blocks_.table().fetched_bytes() + frame_bytes > fetch_limit_ ||
       blocks_.table().busy_bytes() + frame_bytes > busy_limit_) {
     return kNoFrame;
   }
   if (present != kNoFrame) blocks_.free_key(present);
-  const auto room = reclaimer_.make_room(space.shape, steps, Reclaimer::MayRevoke::kNo);
+  const auto room = evicts == BlockStore::Evicts::kReplicas
+                        ? reclaimer_.make_room_of_replicas(space.shape)
+                        : reclaimer_.make_room(space.shape, steps, Reclaimer::MayRevoke::kNo);
   return room == Reclaimer::Room::kThere ? blocks_.take_to_fetch(space, key) : kNoFrame;
 }
 

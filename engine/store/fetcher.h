@@ -29,7 +29,7 @@ class Fetcher {
 
   Result<BlockStore::Fetch> fetch(HolderId holder, SpaceId space, const Id128& token,
                                   std::size_t first, std::span<const BlockKey> keys,
-                                  std::size_t fetchable);
+                                  std::size_t fetchable, BlockStore::Evicts evicts);
   [[nodiscard]] bool has_room_to_fetch(HolderId holder,
                                        std::span<const BlockStore::ClaimPart> parts) const;
   bool fetched(FrameIndex frame) { return seal(frame, kReplica); }
@@ -58,7 +58,7 @@ class Fetcher {
   /// or kNoFrame: see ResidentBlocks::free_key(). Returns kNoFrame when limits or room do not allow
   /// a fetch.
   FrameIndex bring(const Space& space, const BlockKey& key, FrameIndex present,
-                   std::uint32_t& steps);
+                   BlockStore::Evicts evicts, std::uint32_t& steps);
 
   const BlockStore::Options& options_;
   ResidentBlocks& blocks_;

@@ -286,4 +286,16 @@ Reclaimer::Room Reclaimer::make_room(ShapeId shape, std::uint32_t& steps, MayRev
   }
 }
 
+Reclaimer::Room Reclaimer::make_room_of_replicas(ShapeId shape) {
+  const BlockTable& table = blocks_.table();
+  for (;;) {
+    if (table.has_free(shape) || blocks_.grow(shape)) return Room::kThere;
+    const FrameIndex victim = blocks_.victim(shape);  // Replicas come first.
+    const bool may_evict =
+        victim != kNoFrame && table.is_replica(victim) && !table.is_leaving(victim);
+    if (!may_evict) return Room::kNone;
+    blocks_.evict(victim);
+  }
+}
+
 }  // namespace pegaflow::engine

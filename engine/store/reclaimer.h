@@ -78,6 +78,8 @@ class Reclaimer {
   /// necessary. Does at most `steps` steps of queued work, and subtracts them. Revokes claims only
   /// if `may_revoke` allows it.
   Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
+  /// The same by the eviction of replicas of this shape alone, and without queued work.
+  Room make_room_of_replicas(ShapeId shape);
 
   /// Adds its part of the statistics.
   void report(BlockStore::Stats& stats) const { stats.claims_revoked = claims_revoked_; }

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -109,7 +111,7 @@ class ResidentBlocks {
     note(frame, true);
   }
   /// Records once more that the block of this frame is present.
-  void note_present(FrameIndex frame) noexcept { note(frame, true); }
+  void note_present(FrameIndex frame) { note(frame, true); }
   /// Frees the frame of a save that failed, and that no process can write to any longer.
   void discard(FrameIndex frame);
   /// The block in flight will not arrive, but its frame may still be written. Returns false when
@@ -180,6 +182,11 @@ class ResidentBlocks {
   Result<void> keep_journal();
   [[nodiscard]] BlockStore::JournalPart journal(std::span<const SpaceId> spaces, std::uint64_t from,
                                                 std::size_t limit) const;
+  void on_next_entry(std::function<void()> wake) { wake_ = std::move(wake); }
+  /// A generation was retired: what its readers of the journal know is void.
+  void wake_readers() {
+    if (wake_) std::exchange(wake_, nullptr)();
+  }
 
   /// Adds its part of the statistics.
   void report(BlockStore::Stats& stats) const;
@@ -198,8 +205,10 @@ class ResidentBlocks {
   };
 
   /// Records that the block of this frame is present, or is about to be removed.
-  void note(FrameIndex frame, bool is_present) noexcept {
-    if (journal_) journal_->add(table_[frame].space, table_[frame].key, is_present);
+  void note(FrameIndex frame, bool is_present) {
+    if (!journal_) return;
+    journal_->add(table_[frame].space, table_[frame].key, is_present);
+    wake_readers();
   }
   /// Prefetches what holding the blocks behind frames[i] will touch.
   void prefetch_ahead(std::span<const FrameIndex> frames, std::size_t i) const;
@@ -214,6 +223,7 @@ class ResidentBlocks {
   BlockTable table_;
   LostBlocks losses_;
   std::optional<Journal> journal_;  ///< No value until keep_journal() is called.
+  std::function<void()> wake_;      ///< See on_next_entry().
   VictimsAhead ahead_;
   std::uint32_t second_ = 0;  ///< Seconds since `made_`, at the last read_clock().
   std::uint64_t holds_ = 0;

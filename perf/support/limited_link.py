@@ -50,9 +50,15 @@ class Link:
 
 @contextlib.contextmanager
 def servers_on_link(
-    binary: Path, directory: Path, far_pool: str, near_pools: Sequence[str]
+    binary: Path,
+    directory: Path,
+    far_pool: str,
+    near_pools: Sequence[str],
+    near_arguments: Sequence[str] = (),
 ) -> Iterator[tuple[Link, PegaServer, list[PegaServer]]]:
     """The far server, and servers at the near end that read from it and not from each other.
+
+    ``near_arguments``: more options of the latter.
 
     Raises:
         NoNamespaces: this machine or user cannot create namespaces.
@@ -65,9 +71,8 @@ def servers_on_link(
         stack.enter_context(far)
         nears = []
         for number, pool in enumerate(near_pools):
-            near = PegaServer(
-                binary, directory / f"near{number}", pool, ["--peers", far.peer_listen]
-            )
+            reads = ["--peers", far.peer_listen, *near_arguments]
+            near = PegaServer(binary, directory / f"near{number}", pool, reads)
             near.prefix = link.near.prefix
             nears.append(stack.enter_context(near))
         for near in nears:

@@ -51,11 +51,19 @@ class CacheSession:
     def __init__(
         self, socket_path: str, instance: str, build: str = "", **options: Any
     ) -> None: ...
-    def lookup(self, keys: bytes, key_bytes: int, local_units: int = 0) -> int:
+    def lookup(
+        self,
+        keys: bytes,
+        key_bytes: int,
+        local_units: int = 0,
+        nodes: Sequence[bytes] = (),
+        no_nodes: bool = False,
+    ) -> int:
         """Asks how many leading keys are cached; a ticket for take().
 
         With several kinds: how many leading units can be restored, where the engine has the first
-        ``local_units`` itself, a multiple of the alignment.
+        ``local_units`` itself, a multiple of the alignment. ``nodes``: incarnations of servers that
+        are asked first, instead of all. ``no_nodes``: no other server is asked.
         """
     def claim(
         self,
@@ -64,12 +72,15 @@ class CacheSession:
         compute_delay_s: float = 0.0,
         compute_block_s: float = 0.0,
         local_units: int = 0,
+        nodes: Sequence[bytes] = (),
+        no_nodes: bool = False,
     ) -> int:
         """Asks for a claim on the longest cached prefix; a ticket for take() or take_claim().
 
         With several kinds: on all blocks that the longest restorable prefix needs beyond
         ``local_units``; a ticket for take_ranges(). ``compute_delay_s`` and ``compute_block_s``:
-        the time in which the engine computes what it does not load; 0: unknown.
+        the time in which the engine computes what it does not load; 0: unknown. ``nodes`` and
+        ``no_nodes`` are those of lookup().
         """
     def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
         """(blocks, complete, token, coming) or None: not yet.

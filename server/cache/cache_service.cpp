@@ -157,6 +157,7 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
                                                     std::uint64_t position) {
   PEGA_TRY_LET(Client* const caller, member(connection));
   PEGA_TRY(store_->keep_journal());
+  caller->reads_journal = true;
   // Before the first rank has registered the namespace is unknown.
   const engine::NamespaceTable::Namespace* const found =
       namespaces_->find(caller->instance->space_name);
@@ -460,6 +461,17 @@ void CacheService::expire() {
 
 // ---- reports
 
+void CacheService::add_schedulers(std::vector<InstanceInfo>& list) const {
+  for (const auto& [connection, client] : clients_) {
+    if (!client->is_scheduler || (!client->engine && !client->reads_journal)) continue;
+    const auto info = std::find_if(list.begin(), list.end(), [&](const InstanceInfo& each) {
+      return each.id == client->instance->id;
+    });
+    if (client->engine) info->scheduler = client->engine;
+    info->has_kv_events = info->has_kv_events || client->reads_journal;
+  }
+}
+
 std::vector<CacheService::InstanceInfo> CacheService::instances() const {
   std::vector<InstanceInfo> list;
   auto not_served = declined();
@@ -503,13 +515,7 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
       info.generation = space->generation;
     }
   }
-  for (const auto& [connection, client] : clients_) {
-    if (!client->is_scheduler || !client->engine) continue;
-    const auto info = std::find_if(list.begin(), list.end(), [&](const InstanceInfo& each) {
-      return each.id == client->instance->id;
-    });
-    info->scheduler = client->engine;
-  }
+  add_schedulers(list);
   for (auto& [id, sides] : not_served) {
     InstanceInfo& info = list.emplace_back();
     info.id = id;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -381,6 +382,10 @@ class CacheService {
   /// this node; as fetch(). Claims of other nodes are never opened.
   Result<Fetch> stage(const Wants& wants, const Id128& token, std::size_t first,
                       std::span<const BlockKey> keys);
+  /// The same by blocks of other nodes too, of which the first `fetchable` may be fetched; evicts
+  /// replicas only. stageable() and end_staging() are for such claims as well.
+  Result<Fetch> prefetch(const Wants& wants, const Id128& token, std::size_t first,
+                         std::span<const BlockKey> keys, std::size_t fetchable);
   /// The number of blocks of such a claim, from `first` on and at most `count`, that can be lent
   /// now. Errors: those of BlockStore::arrived().
   [[nodiscard]] Result<std::size_t> stageable(const Id128& token, std::size_t first,
@@ -429,6 +434,21 @@ class CacheService {
                      JobWaits::Answer answer);
   /// That connection has ended: cancels its waits.
   void peer_left(const Id128& peer_connection);
+
+  // ---- routers
+
+  /// One kind of blocks of a namespace, as a router's index names it.
+  struct Indexed {
+    Wants wants;  ///< Its name among nodes, and its present generation.
+    std::size_t kind = 0;
+    std::uint32_t block_tokens = 0;  ///< 0: unknown.
+  };
+  /// The kind of that number of the namespace with that hash (InstanceInfo::namespace_hash). No
+  /// number: the first kind of which a prompt needs a prefix, the only ones that an index can use.
+  /// Errors: kGone for a namespace that no engine has completed here; kInvalidArgument for another
+  /// kind, or one that does not exist; kBusy while its blocks wait for the epochs of other nodes.
+  [[nodiscard]] Result<Indexed> indexed(std::string_view namespace_hash,
+                                        std::optional<std::size_t> kind) const;
 
   // ---- time and background work
 
@@ -538,6 +558,8 @@ class CacheService {
   void leave_schedulers(Client& client);
   /// The declined sides by instance: the scheduler first, then the ranks in order.
   [[nodiscard]] std::map<std::string, std::vector<DeclinedInfo>> declined() const;
+  /// Adds the reports of schedulers to those of their instances.
+  void add_schedulers(std::vector<InstanceInfo>& list) const;
   void end_detached(std::unordered_map<Id128, std::unique_ptr<Detached>>::iterator detached);
   void drop_reference(Instance& instance);
   [[nodiscard]] Result<void> check_kind(const Instance& instance, std::size_t kind) const;

@@ -82,6 +82,7 @@ struct CacheService::Client {
   bool is_scheduler = false;
   Id128 scheduler;  ///< The name of its jobs; none: unnamed.
   bool said_goodbye = false;
+  bool reads_journal = false;        ///< Its engine publishes KV events.
   std::optional<EngineInfo> engine;  ///< The report of describe().
   std::optional<Decline> declined;   ///< Set only without an instance.
 };

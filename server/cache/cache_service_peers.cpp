@@ -1,5 +1,6 @@
 // The calls of CacheService from and for other nodes.
 #include <algorithm>
+#include <charconv>
 #include <numeric>
 #include <utility>
 
@@ -19,6 +20,16 @@ std::vector<std::uint64_t> sizes_of(const engine::NamespaceTable::Kind& kind) {
   std::vector<std::uint64_t> sizes;
   for (const engine::Shape::Shard& shard : kind.shape.shards) sizes.push_back(shard.page_bytes);
   return sizes;
+}
+
+/// The tokens of a block of a namespace that registered no kinds, as its engine named them.
+std::uint32_t tokens_of(const std::vector<engine::NamespaceFactor>& factors) {
+  std::uint32_t tokens = 0;
+  for (const engine::NamespaceFactor& factor : factors) {
+    if (factor.name != "block_tokens") continue;
+    std::from_chars(factor.value.data(), factor.value.data() + factor.value.size(), tokens);
+  }
+  return tokens;
 }
 
 }  // namespace
@@ -355,6 +366,17 @@ Result<CacheService::Fetch> CacheService::stage(const Wants& wants, const Id128&
   return with_pages(planned, static_cast<std::uint32_t>(wants.page_bytes.size()));
 }
 
+Result<CacheService::Fetch> CacheService::prefetch(const Wants& wants, const Id128& token,
+                                                   std::size_t first,
+                                                   std::span<const BlockKey> keys,
+                                                   std::size_t fetchable) {
+  if (!nodes_) nodes_ = store_->add_holder(0, Id128{});
+  PEGA_TRY_LET(const engine::BlockStore::Fetch planned,
+               store_->fetch(*nodes_, wants.generation, token, first, keys, fetchable,
+                             engine::BlockStore::Evicts::kReplicas));
+  return with_pages(planned, static_cast<std::uint32_t>(wants.page_bytes.size()));
+}
+
 Result<std::size_t> CacheService::stageable(const Id128& token, std::size_t first,
                                             std::size_t count) const {
   return store_->arrived(token, first, count);
@@ -375,5 +397,39 @@ void CacheService::await_job_for(const Id128& peer_connection, const JobId& job,
 }
 
 void CacheService::peer_left(const Id128& peer_connection) { waits_.forget(peer_connection); }
+
+// ---- routers
+
+Result<CacheService::Indexed> CacheService::indexed(std::string_view namespace_hash,
+                                                    std::optional<std::size_t> kind) const {
+  for (const engine::NamespaceTable::Namespace* const space : namespaces_->all()) {
+    if (space->hash != namespace_hash || !space->has_shapes()) continue;
+    const std::vector<engine::BlockKind>& rules = space->rules.kinds;
+    const auto is_prefix = [](const engine::BlockKind& each) {
+      return each.rule == engine::KindRule::kPrefix;
+    };
+    const std::size_t first = static_cast<std::size_t>(
+        std::find_if(rules.begin(), rules.end(), is_prefix) - rules.begin());
+    const std::size_t number = kind.value_or(rules.empty() ? 0 : first);
+    if (number >= space->kinds.size()) {
+      return fail(Errc::kInvalidArgument, "the namespace has {} kinds of blocks, and no kind {}",
+                  space->kinds.size(), number);
+    }
+    if (!rules.empty() && !is_prefix(rules[number])) {
+      return fail(Errc::kInvalidArgument,
+                  "kind {} has the rule {}: an index has prefixes, which rule full has", number,
+                  engine::to_string(rules[number].rule));
+    }
+    auto wants = wants_by_name(name_of(*space, number));
+    if (!wants) {
+      return fail(Errc::kBusy, "the blocks of the namespace are not served now; see /health");
+    }
+    return Indexed{
+        .wants = std::move(*wants),
+        .kind = number,
+        .block_tokens = rules.empty() ? tokens_of(space->factors) : rules[number].block_tokens};
+  }
+  return fail(Errc::kGone, "no engine has registered namespace {} here", namespace_hash);
+}
 
 }  // namespace pegaflow::server

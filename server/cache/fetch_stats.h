@@ -18,6 +18,8 @@ struct FetchStats {
   std::uint64_t staged_blocks = 0;  ///< Blocks that those delivered for other nodes.
   std::uint64_t given_up = 0;       ///< Blocks that were to be fetched and did not arrive.
   std::uint64_t declined = 0;       ///< Blocks not fetched: computing should be faster.
+  std::uint64_t hinted = 0;         ///< Searches at the nodes that a router named.
+  std::uint64_t wrong_hints = 0;    ///< Those of `hinted` that found nothing there.
   std::uint64_t unwanted = 0;  ///< Blocks not read because no claim waited for them any longer.
   std::uint64_t retried = 0;   ///< Blocks requested from another owner.
   /// Those of `given_up` whose frames a device could still write to: they were quarantined.

@@ -42,21 +42,39 @@ Fetches::~Fetches() noexcept(false) = default;
 // ---- lookups and claims
 
 kj::Maybe<kj::Promise<std::size_t>> Fetches::reach(const Id128& connection,
-                                                   std::span<const BlockKey> keys) {
+                                                   std::span<const BlockKey> keys,
+                                                   const Hints& hints) {
   if (source_ == nullptr || keys.empty() || !source_->is_ready()) return nullptr;
   const auto wants = service_.wants(connection);
   if (!wants) return nullptr;
   ++stats_.lookups;
-  return source_->locate(wants->space, keys).then([](cluster::Source::Located&& located) {
+  return locate(wants->space, keys, hints).then([](cluster::Source::Located&& located) {
     return located.blocks;
   });
 }
 
-kj::Maybe<kj::Promise<Fetches::Extension>> Fetches::extend(const Id128& connection,
-                                                           const Id128& token,
-                                                           std::span<const BlockKey> keys,
-                                                           std::size_t ready,
-                                                           const cluster::ComputeTime& compute) {
+/// Asks the named nodes first, and all of them only if those have nothing.
+kj::Promise<cluster::Source::Located> Fetches::locate(const Bytes32& space,
+                                                      std::span<const BlockKey> keys,
+                                                      const Hints& hints) {
+  if (hints.no_nodes) {
+    const Id128 none{};  // Disks of this node are asked all the same.
+    return source_->locate_at({&none, 1}, space, keys);
+  }
+  if (hints.nodes.empty()) return source_->locate(space, keys);
+  ++stats_.hinted;
+  return source_->locate_at(hints.nodes, space, keys)
+      .then([this, space, keys = std::vector<BlockKey>(keys.begin(), keys.end())](
+                cluster::Source::Located&& found) -> kj::Promise<cluster::Source::Located> {
+        if (found.blocks != 0) return kj::mv(found);
+        ++stats_.wrong_hints;
+        return source_->locate(space, keys);
+      });
+}
+
+kj::Maybe<kj::Promise<Fetches::Extension>> Fetches::extend(
+    const Id128& connection, const Id128& token, std::span<const BlockKey> keys, std::size_t ready,
+    const cluster::ComputeTime& compute, const Hints& hints) {
   if (source_ == nullptr || ready >= keys.size() || token.is_none()) return nullptr;
   auto wants = service_.wants(connection);
   if (!wants) return nullptr;
@@ -71,6 +89,7 @@ kj::Maybe<kj::Promise<Fetches::Extension>> Fetches::extend(const Id128& connecti
   plan->ready = ready;
   plan->claimed = ready;
   plan->compute = compute;
+  plan->hints = hints;
   extending_.insert(token);
   // First the blocks that are in flight for other claims.
   return take_frames(plan, nullptr, 0)
@@ -134,7 +153,7 @@ void Fetches::ended(const Id128& token) { extending_.erase(token); }
 kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
   const std::size_t before = plan->claimed;
   const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(before);
-  return source_->locate(plan->space, wanted)
+  return locate(plan->space, wanted, plan->hints)
       .then([this, plan](cluster::Source::Located&& located) -> kj::Promise<SharedLease> {
         if (located.blocks == 0 || !extending_.contains(plan->token)) return SharedLease();
         const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
@@ -150,6 +169,7 @@ kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
       })
       .then([this, plan, before]() -> kj::Promise<void> {
         plan->reserved.reset();
+        plan->hints.nodes.clear();
         // Another owner may have the next part: a chain is saved where its requests were served.
         const bool goes_on = plan->claimed != before && plan->claimed != plan->keys.size();
         if (!goes_on || ++plan->runs == kMostRuns) return kj::READY_NOW;
@@ -169,21 +189,18 @@ kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const SharedLease& l
   const auto keys =
       std::span(plan->keys)
           .subspan(first, std::min(CacheService::kSliceBlocks, plan->keys.size() - first));
-  engine::SpaceId generation = plan->generation;
-  if (options_.mistakes.forgets_generation) {
-    if (const auto now = service_.wants(plan->connection)) generation = now->generation;
-  }
-  auto fetch = service_.fetch(plan->connection, generation, plan->token, first, keys, fetchable);
+  auto fetch = fetch_slice(*plan, first, keys, fetchable);
   background_.poke();
   if (!fetch) {
     kLog.debug("a claim was not extended error=\"{}\"", to_string(fetch.error()));
     return kj::READY_NOW;
   }
-  note_joined_staging(plan->token, first, fetch->blocks);
+  if (!plan->prefetched) note_joined_staging(plan->token, first, fetch->blocks);
   plan->claimed += fetch->blocks;
   std::vector<Block> blocks;
   blocks.reserve(fetch->frames.size());
   for (CacheService::Fetched& frame : fetch->frames) {
+    if (plan->prefetched) note_staged(frame.frame);
     blocks.push_back({.place = first + frame.place,
                       .frame = frame.frame,
                       .offsets = std::move(frame.offsets),
@@ -193,6 +210,44 @@ kj::Promise<void> Fetches::take_frames(const OnePlan& plan, const SharedLease& l
   if (fetch->blocks < keys.size() || plan->claimed == plan->keys.size()) return kj::READY_NOW;
   return next_turn(timer_).then(
       [this, plan, lease, leased_from]() { return take_frames(plan, lease, leased_from); });
+}
+
+Result<CacheService::Fetch> Fetches::fetch_slice(const Plan& plan, std::size_t first,
+                                                 std::span<const BlockKey> keys,
+                                                 std::size_t fetchable) {
+  if (plan.prefetched) {
+    return service_.prefetch(*plan.prefetched, plan.token, first, keys, fetchable);
+  }
+  engine::SpaceId generation = plan.generation;
+  if (options_.mistakes.forgets_generation) {
+    if (const auto now = service_.wants(plan.connection)) generation = now->generation;
+  }
+  return service_.fetch(plan.connection, generation, plan.token, first, keys, fetchable);
+}
+
+kj::Promise<std::size_t> Fetches::prefetch(CacheService::Wants wants, const Id128& token,
+                                           std::vector<BlockKey> keys, Hints hints,
+                                           Duration deadline) {
+  if (source_ == nullptr || keys.empty()) return std::size_t{0};
+  auto plan = std::make_shared<Plan>();
+  plan->space = wants.space;
+  plan->page_bytes = wants.page_bytes;
+  plan->keys = std::move(keys);
+  plan->deadline = clock_.now() + deadline;
+  plan->token = token;
+  plan->generation = wants.generation;
+  plan->hints = std::move(hints);
+  plan->prefetched = std::move(wants);
+  extending_.insert(token);
+  return take_frames(plan, nullptr, 0)
+      .then([this, plan]() -> kj::Promise<void> {
+        if (plan->claimed == plan->keys.size() || !source_->is_ready()) return kj::READY_NOW;
+        return query_source(plan);
+      })
+      .then([this, plan]() {
+        extending_.erase(plan->token);
+        return plan->claimed;
+      });
 }
 
 // ---- results of the source

@@ -27,6 +27,14 @@ namespace pegaflow::server {
 
 class PeerSearch;
 
+/// Hints of a router about the blocks of a prompt. They may be wrong: the owners decide.
+struct FetchHints {
+  /// The most nodes.
+  static constexpr std::size_t kMost = 8;
+  std::vector<Id128> nodes{};  ///< Asked first, instead of all; empty: all are asked.
+  bool no_nodes = false;       ///< Computing is faster than reading from any node.
+};
+
 /// Fetches the blocks that claims want and this node does not have.
 ///
 /// A fetch locates the missing prefix in the source, takes a lease from the owner that has the most
@@ -79,10 +87,12 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// Whether other tiers can be searched now: reach() may find more than the pool has.
   [[nodiscard]] bool may_reach() const { return source_ != nullptr && source_->is_ready(); }
 
+  using Hints = FetchHints;
+
   /// Returns the length of the prefix of `keys`, none of which is local, that the best owner has.
   /// Returns no promise when no owner can be queried, so that purely local lookups stay cheap.
-  kj::Maybe<kj::Promise<std::size_t>> reach(const Id128& connection,
-                                            std::span<const BlockKey> keys);
+  kj::Maybe<kj::Promise<std::size_t>> reach(const Id128& connection, std::span<const BlockKey> keys,
+                                            const Hints& hints = {});
 
   /// The blocks that a claim got beyond the local ones.
   struct Extension {
@@ -94,7 +104,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// frames are reserved. Returns no promise when there is nothing to extend it by.
   kj::Maybe<kj::Promise<Extension>> extend(const Id128& connection, const Id128& token,
                                            std::span<const BlockKey> keys, std::size_t ready,
-                                           const cluster::ComputeTime& compute = {});
+                                           const cluster::ComputeTime& compute = {},
+                                           const Hints& hints = {});
   /// As reach(), for a namespace with several kinds of blocks: the restorable units of the prompt,
   /// each block here or at one owner. 0: no more than are restorable from this node, or too many to
   /// be fetched within the limits of the store.
@@ -149,6 +160,15 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// ends with kCancelled. Idempotent.
   void released(const Id128& connection, engine::PinId pin);
 
+  // ---- before an engine asks; see Prefetches
+
+  /// Starts to fetch what is missing of a prefix of `keys` under a claim of this node's own, named
+  /// `token`, for which only replicas are evicted. Claims of engines join it. Resolves to the
+  /// number of blocks of the claim when their frames are reserved; 0: there is no claim. The caller
+  /// ends it with ended() and CacheService::end_staging().
+  kj::Promise<std::size_t> prefetch(CacheService::Wants wants, const Id128& token,
+                                    std::vector<BlockKey> keys, Hints hints, Duration deadline);
+
   // ---- for other nodes; see Staging
 
   /// This frame is in flight for another node: unless an engine of this node claims its block until
@@ -182,6 +202,11 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
 
   // ---- claims
   kj::Promise<void> query_source(const OnePlan& plan);
+  kj::Promise<cluster::Source::Located> locate(const Bytes32& space, std::span<const BlockKey> keys,
+                                               const Hints& hints);
+  [[nodiscard]] Result<CacheService::Fetch> fetch_slice(const Plan& plan, std::size_t first,
+                                                        std::span<const BlockKey> keys,
+                                                        std::size_t fetchable);
   std::size_t worth_fetching(Plan& plan, const cluster::Source::Located& located);
   void note_joined(Plan& plan) const;
   kj::Promise<void> take_frames(const OnePlan& plan, const SharedLease& lease,

@@ -22,6 +22,9 @@ struct Fetches::Plan : cluster::Source::Request {
   std::size_t runs = 0;          ///< Owners that delivered a part, one after the other.
   cluster::ComputeTime compute;  ///< Time to compute the blocks that are fetched, if known.
   cluster::Arrival arrival;      ///< Predicted for the claimed keys behind `ready`.
+  Hints hints{};                 ///< For the first part; void once it was asked for.
+  /// The namespace of a prefetch, which belongs to no connection.
+  std::optional<CacheService::Wants> prefetched{};
 };
 
 /// The blocks of one kind that a claim on several waits for, and the request for them.

@@ -48,7 +48,9 @@ struct InstanceInfo {
   std::vector<RankInfo> ranks;  ///< Every rank that ever connected, in order.
   std::uint32_t rank_count = 0;
   std::uint32_t schedulers = 0;
-  std::optional<EngineInfo> scheduler{};   ///< The report of its scheduler.
+  std::optional<EngineInfo> scheduler{};  ///< The report of its scheduler.
+  /// A scheduler of it has read the journal: it publishes KV events, and had a request already.
+  bool has_kv_events = false;
   std::vector<DeclinedInfo> not_served{};  ///< The scheduler first, then by rank.
 };
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/page_layout.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/prefetch/prefetches.h"
 
 namespace pegaflow::server {
 namespace {
@@ -20,7 +21,8 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
              std::function<std::optional<NodesReport>()> nodes,
              std::function<std::optional<SsdReport>()> ssd,
              std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks,
-             HttpServer& http, Mailbox<AdminQuestion>& questions)
+             Prefetches& prefetches, const Id128& server, HttpServer& http,
+             Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
       timer_(timer),
@@ -31,8 +33,12 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       ssd_(std::move(ssd)),
       kept_(std::move(kept)),
       clean_disks_(std::move(clean_disks)),
+      prefetches_(prefetches),
       http_(http),
       questions_(questions),
+      routers_(service, prefetches, timer, nodes_,
+               [this](std::uint64_t ticket, AdminAnswer told) { answer(ticket, std::move(told)); },
+               {.server = server, .most_readers = HttpServer::kReaders}),
       tasks_(*this) {}
 
 void Admin::read() {
@@ -62,6 +68,9 @@ void Admin::take(const AdminQuestion& question) {
     case AdminQuestion::Kind::kOverwriteBlock:
       answer(question.ticket, overwrite(question.argument));
       break;
+    case AdminQuestion::Kind::kRouter:
+      routers_.take(question.ticket, question.router);
+      break;
   }
 }
 
@@ -89,6 +98,8 @@ Snapshot Admin::snapshot() const {
   now.nodes = nodes_();
   now.ssd = ssd_();
   now.kept = kept_();
+  now.prefetches = prefetches_.stats();
+  now.journal_readers = routers_.readers();
   return now;
 }
 

@@ -16,9 +16,12 @@
 #include "server/cache/cache_service.h"
 #include "server/http/admin_messages.h"
 #include "server/http/http_server.h"
+#include "server/http/router_requests.h"
 #include "server/rpc/rpc_counters.h"
 
 namespace pegaflow::server {
+
+class Prefetches;
 
 /// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
 class Admin final : private kj::TaskSet::ErrorHandler {
@@ -31,7 +34,8 @@ class Admin final : private kj::TaskSet::ErrorHandler {
         const RpcCounters& counters, const engine::Pool& pool,
         std::function<std::optional<NodesReport>()> nodes,
         std::function<std::optional<SsdReport>()> ssd,
-        std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks, HttpServer& http,
+        std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks,
+        Prefetches& prefetches, const Id128& server, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
@@ -57,9 +61,11 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   std::function<std::optional<SsdReport>()> ssd_;
   std::function<std::optional<KeptReport>()> kept_;
   CleanDisks clean_disks_;
+  Prefetches& prefetches_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;
   std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.
+  RouterRequests routers_;
   kj::TaskSet tasks_;
 };
 

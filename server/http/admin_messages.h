@@ -10,6 +10,7 @@
 
 #include "engine/pool/placement.h"
 #include "server/cache/instance_report.h"
+#include "server/http/router_messages.h"
 #include "server/http/snapshot.h"
 
 namespace pegaflow::server {
@@ -37,14 +38,23 @@ struct OverwriteReport {
 
 /// From the HTTP thread to the RPC thread.
 struct AdminQuestion {
-  enum class Kind : std::uint8_t { kMetrics, kInstances, kCleanup, kSsdCleanup, kOverwriteBlock };
+  enum class Kind : std::uint8_t {
+    kMetrics,
+    kInstances,
+    kCleanup,
+    kSsdCleanup,
+    kOverwriteBlock,
+    kRouter,
+  };
   Kind kind = Kind::kMetrics;
   std::uint64_t ticket = 0;    ///< Comes back with the answer.
   std::uint64_t argument = 0;  ///< For kOverwriteBlock: the block, 0 is the most recent.
+  RouterQuery router{};        ///< For kRouter.
 };
 
 using AdminAnswer = std::variant<std::monostate, Snapshot, std::vector<InstanceInfo>, CleanupReport,
-                                 SsdCleanupReport, OverwriteReport>;
+                                 SsdCleanupReport, OverwriteReport, BlocksAnswer, LinksAnswer,
+                                 Accepted, RouterRefusal>;
 
 /// The content of /health.
 struct Health {

@@ -13,7 +13,6 @@
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
 #include <kj/compat/http.h>
-#include <nlohmann/json.hpp>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -22,9 +21,9 @@
 #include "server/cache/background.h"
 #include "server/http/http_connections.h"
 #include "server/http/http_guard.h"
+#include "server/http/http_reply.h"
 #include "server/http/http_turns.h"
-#include "server/http/metrics_page.h"
-#include "version.h"
+#include "server/http/router_pages.h"
 
 namespace pegaflow::server {
 namespace {
@@ -32,245 +31,13 @@ namespace {
 constexpr Log kLog{"http"};
 
 constexpr std::size_t kNews = 512;
+/// The longest wait for a change of the journal, see RouterRequests, and some more.
+constexpr Duration kLongestWait = std::chrono::seconds(27);
+/// Before each part of a list of blocks, of 256 KiB at most: 50 MB/s.
+constexpr kj::Duration kPauseOfLists = 5 * kj::MILLISECONDS;
 constexpr int kSendBufferBytes = 64 << 10;  ///< Two pages of /metrics; the kernel doubles it.
 
-struct Reply {
-  unsigned status = 200;
-  std::string body;
-  const char* type = "application/json";
-};
-
-const char* reason(unsigned status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    default:
-      return "Service Unavailable";
-  }
-}
-
-Reply json_reply(unsigned status, const nlohmann::json& body) {
-  // Ids come from clients: invalid UTF-8 is replaced, and throws no exception.
-  return {.status = status,
-          .body = body.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
-}
-
-Reply error_reply(unsigned status, const std::string& text) {
-  return json_reply(status, {{"error", text}});
-}
-
-/// The NUMA nodes of the pool, with the bytes of their parts.
-nlohmann::json to_json(const engine::PoolPlacement& placement) {
-  nlohmann::json nodes = nlohmann::json::array();
-  for (std::size_t i = 0; i < placement.numa_nodes.size(); ++i) {
-    nlohmann::json node = {{"node", placement.numa_nodes[i].number}};
-    if (i < placement.ranges.size()) {
-      node["bytes"] = placement.ranges[i].end - placement.ranges[i].begin;
-    }
-    nodes.push_back(std::move(node));
-  }
-  nlohmann::json body = {{"policy", to_string(placement.policy)}, {"nodes", std::move(nodes)}};
-  if (!placement.refused.empty()) body["refused"] = placement.refused;
-  if (placement.in_place) body["in_place"] = *placement.in_place;
-  return body;
-}
-
-/// An unreachable peer does not make a node unhealthy: engines compute what it cannot fetch.
-nlohmann::json nodes_json(const Health& health) {
-  nlohmann::json peers = nlohmann::json::array();
-  for (const Health::Peer& peer : health.peers) {
-    nlohmann::json row = {{"peer", peer.address}, {"state", peer.state}};
-    if (!peer.node.empty()) row["node"] = peer.node;
-    if (!peer.why.empty()) row["reason"] = peer.why;
-    if (!peer.lane.empty()) row["lane"] = peer.lane;
-    if (!peer.lane_why.empty()) row["lane_reason"] = peer.lane_why;
-    peers.push_back(std::move(row));
-  }
-  nlohmann::json nodes = {{"node", health.node},
-                          {"lane", health.lane},
-                          {"listen", health.peer_listen},
-                          {"peers", std::move(peers)}};
-  if (!health.cards.empty()) nodes["cards"] = health.cards;
-  if (!health.refused_cards.empty()) nodes["refused_cards"] = health.refused_cards;
-  if (!health.why_not_rdma.empty()) nodes["no_rdma"] = health.why_not_rdma;
-  return nodes;
-}
-
-/// A disk that failed does not make a node unhealthy: its blocks are misses.
-nlohmann::json keeper_json(const KeptReport& kept) {
-  nlohmann::json keeper = {{"state", kept.has_keeper ? "holding" : "missing"},
-                           {"socket", kept.socket},
-                           {"adopted_blocks", kept.adopted_blocks},
-                           {"former_clients", kept.former_clients},
-                           {"waits_for_nodes", kept.waits_for_nodes}};
-  if (!kept.has_keeper) keeper["why"] = kept.why_not;
-  return keeper;
-}
-
-nlohmann::json disks_json(const Health& health) {
-  nlohmann::json disks = nlohmann::json::array();
-  for (const SsdReport::OneDisk& disk : health.disks) {
-    disks.push_back({{"path", disk.path},
-                     {"state", disk.state},
-                     {"io", disk.backend},
-                     {"io_reason", disk.backend_reason},
-                     {"segments", disk.segments},
-                     {"scanned_segments", disk.scanned_segments},
-                     {"direct", disk.direct},
-                     {"capacity_bytes", disk.capacity_bytes},
-                     {"slow", disk.is_slow},
-                     {"index_bytes", disk.index_bytes},
-                     {"index_limit_bytes", disk.index_limit_bytes}});
-  }
-  return disks;
-}
-
-Reply health_reply(const Health& health) {
-  nlohmann::json body = {
-      {"status", health.status}, {"version", kVersion}, {"pool_bytes", health.pool_bytes}};
-  if (health.is_ok) {
-    body["numa"] = to_json(health.placement);
-    if (!health.lane.empty()) body["nodes"] = nodes_json(health);
-    if (!health.disks.empty()) body["ssd"] = disks_json(health);
-    if (health.kept) body["keeper"] = keeper_json(*health.kept);
-  } else {
-    body["done_bytes"] = health.done_bytes;
-  }
-  return json_reply(health.is_ok ? 200 : 503, body);
-}
-
-/// Adds what one side of an engine reported about itself.
-void add_engine(nlohmann::json& body, const std::optional<EngineInfo>& engine) {
-  if (!engine) return;
-  body["loads"] = engine->loads;
-  body["saves"] = engine->saves;
-}
-
-nlohmann::json to_json(const std::vector<DeclinedInfo>& sides) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const auto& [decline, build] : sides) {
-    nlohmann::json row = {{"side", pegaflow::to_string(decline.side)},
-                          {"reason", pegaflow::to_string(decline.reason)},
-                          {"detail", decline.detail},
-                          {"build", build}};
-    if (decline.side == wire::Side::WORKER) row["rank"] = decline.rank;
-    list.push_back(std::move(row));
-  }
-  return list;
-}
-
-nlohmann::json to_json(const std::vector<engine::BlockKind>& kinds) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const engine::BlockKind& kind : kinds) {
-    nlohmann::json row = {{"kind", engine::to_string(kind.rule)},
-                          {"block_tokens", kind.block_tokens}};
-    if (kind.tokens != 0) row["tokens"] = kind.tokens;
-    list.push_back(std::move(row));
-  }
-  return list;
-}
-
-nlohmann::json to_json(const InstanceInfo& info) {
-  nlohmann::json factors = nlohmann::json::array();
-  for (const engine::NamespaceFactor& factor : info.factors) {
-    factors.push_back({{"name", factor.name}, {"value", factor.value}});
-  }
-  nlohmann::json ranks = nlohmann::json::array();
-  for (const RankInfo& rank : info.ranks) {
-    ranks.push_back({{"rank", rank.rank},
-                     {"shard", rank.shard},
-                     {"connected", rank.is_connected},
-                     {"build", rank.build},
-                     {"incarnation", to_string(rank.process)},
-                     {"page_bytes", rank.page_bytes.front()},
-                     {"block_count", rank.block_count},
-                     {"numa_node", rank.numa_node}});
-    if (rank.cells != 0) ranks.back()["cells"] = rank.cells;
-    if (!info.kinds.kinds.empty()) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
-    add_engine(ranks.back(), rank.engine);
-    if (rank.engine) {
-      ranks.back()["device"] = rank.engine->device;
-      ranks.back()["kernels"] = pegaflow::to_string(rank.engine->kernels);
-      ranks.back()["copy_path"] = pegaflow::to_string(rank.engine->copy_path);
-    }
-  }
-  nlohmann::json body = {{"instance", info.id},
-                         {"state", info.state},
-                         {"connected", info.state == "connected"},
-                         {"namespace", info.namespace_hash},
-                         {"factors", std::move(factors)},
-                         {"generation", info.generation},
-                         {"rank_count", info.rank_count},
-                         {"shard_count", info.shards},
-                         {"ranks", std::move(ranks)},
-                         {"schedulers", info.schedulers},
-                         {"not_served", to_json(info.not_served)}};
-  if (!info.kinds.kinds.empty()) {
-    body["kinds"] = to_json(info.kinds.kinds);
-    body["unit_tokens"] = info.kinds.unit_tokens;
-    body["alignment_tokens"] = info.kinds.alignment_tokens;
-  }
-  add_engine(body, info.scheduler);
-  if (!info.ranks.empty()) {
-    // Fields of the first rank, for readers from the time when an instance had one rank.
-    const RankInfo& first = info.ranks.front();
-    body["rank"] = first.rank;
-    body["build"] = first.build;
-    body["incarnation"] = to_string(first.process);
-    body["page_bytes"] = first.page_bytes.front();
-    body["block_count"] = first.block_count;
-  }
-  return body;
-}
-
-struct ToReply {
-  const HttpCounters& http;
-
-  Reply operator()(std::monostate /*none*/) const {
-    return error_reply(503, "the server is not ready; see /health");
-  }
-  Reply operator()(Snapshot& snapshot) const {
-    snapshot.http = http;
-    return {.body = metrics_page(snapshot), .type = "text/plain; version=0.0.4; charset=utf-8"};
-  }
-  Reply operator()(const std::vector<InstanceInfo>& instances) const {
-    nlohmann::json list = nlohmann::json::array();
-    for (const auto& instance : instances) list.push_back(to_json(instance));
-    return json_reply(200, {{"instances", std::move(list)}});
-  }
-  Reply operator()(const CleanupReport& report) const {
-    const std::uint64_t bytes = report.evicted_bytes;
-    return json_reply(200, {{"evicted_blocks", report.evicted_blocks},
-                            {"evicted_bytes", bytes},
-                            {"reclaimed_bytes", bytes},  // Slots are free at once: equal.
-                            {"still_referenced_blocks", report.still_referenced_blocks}});
-  }
-  Reply operator()(const SsdCleanupReport& report) const {
-    if (!report.has_disks) {
-      return error_reply(409, "the server has no SSD tier: start it with --ssd-cache-path");
-    }
-    if (!report.is_durable) {
-      return error_reply(500,
-                         "the blocks are not found any longer, but a disk did not record it: after "
-                         "a restart they may be found again; see the server's log");
-    }
-    return json_reply(200, {{"dropped_blocks", report.dropped_blocks}});
-  }
-  Reply operator()(const OverwriteReport& report) const {
-    if (!report.found) return error_reply(404, "there is no such block");
-    return json_reply(200, {{"slot", report.slot}, {"bytes", report.bytes}});
-  }
-};
+std::string_view path_of(std::string_view url) { return url.substr(0, url.find('?')); }
 
 std::string machine_name() {
   char name[256] = {};
@@ -321,6 +88,7 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
                machine_name()),
         health_(server.options_.health),
         connections_(server.options_.connections, io_.provider->getTimer()),
+        routers_(std::move(server.options_.routers)),
         tasks_(*this) {
     if (server.socket_) socket_ = wrap(server.socket_->fd());
     kj::HttpHeaderTable::Builder builder;
@@ -345,15 +113,30 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
  private:
+  /// Questions without an answer, by ticket.
+  using Asked = std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>>;
+
   /// Serves one connection.
   class Service final : public kj::HttpService {
    public:
     Service(Loop& loop, HttpConnection& connection) : loop_(loop), connection_(connection) {}
 
     kj::Promise<void> request(kj::HttpMethod method, kj::StringPtr url,
-                              const kj::HttpHeaders& headers, kj::AsyncInputStream& /*body*/,
+                              const kj::HttpHeaders& headers, kj::AsyncInputStream& body,
                               Response& response) override {
       connection_.begin_request();
+      if (is_router_path(path_of(std::string_view(url.begin(), url.size())))) {
+        return next_turn(loop_.timer())
+            .then([this, method, url, &headers, &body]() {
+              return loop_.reply_to_router(method, std::string_view(url.begin(), url.size()),
+                                           headers, body, connection_.is_socket());
+            })
+            .then([this, &response](Reply reply) {
+              connection_.begin_request();  // The time to wait for a change is not the client's.
+              return send(kj::mv(reply), response);
+            })
+            .attach(kj::defer([this]() { connection_.end_request(); }));
+      }
       // One request of a connection in an event-loop iteration: thousands of pipelined requests,
       // all of them received already, would keep the loop from polling its other descriptors.
       return next_turn(loop_.timer())
@@ -441,9 +224,14 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         server_.health_noted_.store(false, std::memory_order_release);
         const std::lock_guard lock(server_.health_mutex_);
         health_ = server_.latest_health_;
-      } else if (const auto asked = asked_.find(news.ticket); asked != asked_.end()) {
-        asked->second->fulfill(kj::mv(news.answer));
-        asked_.erase(asked);
+      } else {
+        for (Asked* const places : {&asked_, &readers_}) {
+          const auto asked = places->find(news.ticket);
+          if (asked == places->end()) continue;
+          asked->second->fulfill(kj::mv(news.answer));
+          places->erase(asked);
+          break;
+        }
       }
     });
   }
@@ -473,12 +261,84 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
         });
     // The wait for the turn counts too: an RPC thread that hangs delays every client once.
     // The answer to a question that timed out is discarded; until then it keeps its place.
+    return in_time(server_.options_.answer_timeout, kj::mv(reply));
+  }
+
+  // ---- routers
+
+  /// Serves one of the pages of routers. A request for the journal may wait for half a minute, so
+  /// it takes no turn; the others do.
+  kj::Promise<Reply> reply_to_router(kj::HttpMethod method, std::string_view url,
+                                     const kj::HttpHeaders& headers, kj::AsyncInputStream& body,
+                                     bool is_socket) {
+    auto read = method != kj::HttpMethod::POST ? kj::Promise<kj::String>(kj::str())
+                                               : body.readAllText(kMostRouterBody);
     return timer()
-        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(reply))
+        .timeoutAfter(server_.options_.answer_timeout.count() * kj::NANOSECONDS, kj::mv(read))
+        .then(
+            [this, method, url, &headers, is_socket](kj::String&& text) {
+              return reply_to_router(method, url, headers,
+                                     std::string_view(text.begin(), text.size()), is_socket);
+            },
+            [](kj::Exception&&) -> kj::Promise<Reply> {
+              return error_reply(413, "the body did not arrive, or has more than 1 MiB");
+            });
+  }
+
+  kj::Promise<Reply> reply_to_router(kj::HttpMethod method, std::string_view url,
+                                     const kj::HttpHeaders& headers, std::string_view body,
+                                     bool is_socket) {
+    take_news();
+    const kj::StringPtr verb = kj::toCharSequence(method).begin();
+    const std::string_view name(verb.begin(), verb.size());
+    if (!is_socket) {
+      const auto refusal = refuse_router({.method = name, .target = url, .body = body},
+                                         value_of(headers, authorization_));
+      if (refusal) return error_reply(refusal->status, refusal->why);
+    }
+    auto query = read_router_query(name, url, body);
+    if (!query) {
+      return error_reply(query.error().code == Errc::kRefused ? 405 : 400, query.error().detail);
+    }
+    const RouterQuery::Kind kind = query->kind;
+    auto question = std::make_shared<AdminQuestion>();
+    question->kind = AdminQuestion::Kind::kRouter;
+    question->router = std::move(*query);
+    if (kind == RouterQuery::Kind::kJournal) {
+      return in_time(server_.options_.answer_timeout + kLongestWait,
+                     ask(std::move(*question), readers_, HttpServer::kReaders));
+    }
+    // The parts of a list follow each other at a bounded rate.
+    const auto pause = kind == RouterQuery::Kind::kBlocks ? kPauseOfLists : 0 * kj::MILLISECONDS;
+    return in_time(server_.options_.answer_timeout,
+                   turns_.next().then([this, question, pause](kj::Own<HttpTurns::Turn>&& turn) {
+                     return timer()
+                         .afterDelay(pause)
+                         .then([this, question]() { return ask(std::move(*question)); })
+                         .attach(kj::mv(turn));
+                   }));
+  }
+
+  [[nodiscard]] std::optional<PostRefusal> refuse_router(
+      const cluster::PeerSecret::HttpRequest& request,
+      std::optional<std::string_view> authorization) {
+    if (!routers_) return PostRefusal{403, "this page is for routers, and this server has none"};
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return routers_->refuse(
+        request, authorization,
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count()),
+        clock_.now());
+  }
+
+  kj::Promise<Reply> in_time(Duration limit, kj::Promise<Reply>&& reply) {
+    return timer()
+        .timeoutAfter(limit.count() * kj::NANOSECONDS, kj::mv(reply))
         .catch_([](kj::Exception&& problem) {
           return error_reply(503, "the RPC thread did not respond: " + error_from(problem).detail);
         });
   }
+
+  // ---- other pages
 
   kj::Promise<Reply> reply_to(kj::HttpMethod method, std::string_view url,
                               const kj::HttpHeaders& headers, bool is_socket) {
@@ -516,15 +376,24 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   }
 
   kj::Promise<Reply> ask(AdminQuestion question) {
+    return ask(std::move(question), asked_, HttpServer::kQuestions);
+  }
+
+  /// `places`: where the answer is waited for, by no more than `limit`.
+  kj::Promise<Reply> ask(AdminQuestion question, Asked& places, std::size_t limit) {
     if (!health_.is_ok) return error_reply(503, "the server is not ready: " + health_.status);
-    question.ticket = ++last_ticket_;
-    if (asked_.size() >= kQuestions || !server_.questions_.try_send(question)) {
+    const std::uint64_t ticket = ++last_ticket_;
+    question.ticket = ticket;
+    if (places.size() >= limit || !server_.questions_.try_send(std::move(question))) {
       return error_reply(503, "too many requests at once");
     }
     auto answer = kj::newPromiseAndFulfiller<AdminAnswer>();
-    asked_.emplace(question.ticket, kj::mv(answer.fulfiller));
-    return answer.promise.then(
-        [this](AdminAnswer&& told) { return std::visit(ToReply{connections_.counters()}, told); });
+    places.emplace(ticket, kj::mv(answer.fulfiller));
+    return answer.promise.then([this](AdminAnswer&& told) {
+      HttpCounters counters = connections_.counters();
+      if (routers_) counters.refused_routers = routers_->refused();
+      return reply_of(std::move(told), counters);
+    });
   }
 
   // ---- protocol errors and failures
@@ -570,7 +439,10 @@ class HttpServer::Loop final : private kj::TaskSet::ErrorHandler,
   std::uint64_t last_ticket_ = 0;
   HttpConnections connections_;
   HttpTurns turns_;
-  std::map<std::uint64_t, kj::Own<kj::PromiseFulfiller<AdminAnswer>>> asked_;
+  std::optional<RouterGuard> routers_;
+  SteadyClock clock_;
+  Asked asked_;
+  Asked readers_;  ///< Questions about the journal.
   kj::TaskSet tasks_;
 };
 

@@ -15,6 +15,7 @@
 #include "base/os/mailbox.h"
 #include "server/http/admin_messages.h"
 #include "server/http/http_connections.h"
+#include "server/http/router_guard.h"
 #include "server/rpc/listener.h"
 
 namespace pegaflow::server {
@@ -30,7 +31,8 @@ namespace pegaflow::server {
 class HttpServer {
  public:
   struct Options {
-    std::string token;  ///< For POST over TCP; empty: refused there.
+    std::string token;                     ///< For POST over TCP; empty: refused there.
+    std::optional<RouterGuard> routers{};  ///< Over TCP; no value: they are refused there.
     std::vector<std::uint32_t>
         allowed_uids{};  ///< At the Unix socket, beside root and the own user.
     HttpConnections::Options connections{};
@@ -42,6 +44,8 @@ class HttpServer {
   /// The limit of unanswered questions, all but one of which have timed out; beyond it the response
   /// is 503. This reserves a place for each answer.
   static constexpr std::size_t kQuestions = 32;
+  /// The same for requests of the journal, which wait for a change.
+  static constexpr std::size_t kReaders = 64;
 
   /// Starts the thread. The same is served at `socket`, where POST needs no token. `questions`
   /// outlives it.

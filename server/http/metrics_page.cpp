@@ -439,6 +439,30 @@ void fetches(MetricsPage& page, const FetchStats& fetches, const engine::BlockSt
                "Claims without room for all blocks that another node or a disk would deliver",
                store.fetches_no_room);
   page.gauge("fetch_bytes", "Bytes of slots that fetches hold", number(store.fetch_bytes));
+  page.counters(
+      "fetch_hints_total",
+      "Searches at the nodes that a router named: their blocks were there, or not and all "
+      "nodes were asked",
+      "result",
+      {{"found", number(fetches.hinted - fetches.wrong_hints)},
+       {"wrong", number(fetches.wrong_hints)}});
+}
+
+void routers(MetricsPage& page, const Snapshot& now) {
+  const PrefetchStats& prefetches = now.prefetches;
+  page.gauge("journal_readers", "Requests of routers that wait for a change of the pool",
+             now.journal_readers);
+  page.counter("router_requests_refused_total",
+               "Requests for pages of routers that had no valid token", now.http.refused_routers);
+  page.gauge("prefetches", "Prefetches of routers that are running", prefetches.running);
+  page.gauge("prefetch_bytes", "Bytes of the pool that running prefetches may fill",
+             number(prefetches.bytes));
+  page.counters("prefetches_total", "Prefetches that ended", "result",
+                {{"finished", number(prefetches.finished)},
+                 {"cancelled", number(prefetches.cancelled)},
+                 {"ended", number(prefetches.ended)},
+                 {"rejected", number(prefetches.rejected)}});
+  page.counter("prefetched_blocks_total", "Blocks of prefetches that finished", prefetches.blocks);
 }
 
 void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
@@ -611,6 +635,7 @@ std::string metrics_page(const Snapshot& snapshot) {
   demand(page, snapshot.cache.demand);
   clients(page, snapshot);
   calls(page, snapshot.rpc);
+  routers(page, snapshot);
   if (snapshot.nodes) {
     peers(page, *snapshot.nodes);
     fetches(page, snapshot.nodes->fetches, snapshot.cache.store);

@@ -19,8 +19,9 @@ struct NodesReport {
   struct Peer {
     std::string address;
     cluster::PeerStats link;
-    double bytes_per_second = 0;     ///< The recent rate of reads from it; 0: unknown.
-    std::uint64_t queued_bytes = 0;  ///< Requested and not arrived.
+    double bytes_per_second = 0;      ///< The recent rate of reads from it; 0: unknown.
+    double measured_ago_seconds = 0;  ///< Age of that rate.
+    std::uint64_t queued_bytes = 0;   ///< Requested and not arrived.
   };
   Id128 node;                              ///< The incarnation of this node.
   std::vector<std::string> lanes;          ///< Open at this node, best first: "rdma", "tcp".

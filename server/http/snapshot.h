@@ -9,6 +9,7 @@
 #include "server/http/http_counters.h"
 #include "server/http/nodes_report.h"
 #include "server/pool/kept_report.h"
+#include "server/prefetch/prefetch_types.h"
 #include "server/rpc/rpc_counters.h"
 #include "server/ssd/ssd_report.h"
 
@@ -26,7 +27,9 @@ struct Snapshot {
   std::optional<NodesReport> nodes{};  ///< With other nodes only.
   std::optional<SsdReport> ssd{};      ///< With an SSD tier only.
   std::optional<KeptReport> kept{};    ///< With --keep only.
-  HttpCounters http{};                 ///< Filled in by the HTTP thread.
+  PrefetchStats prefetches{};
+  std::size_t journal_readers = 0;  ///< Requests that wait for the journal.
+  HttpCounters http{};              ///< Filled in by the HTTP thread.
 };
 
 }  // namespace pegaflow::server

@@ -91,7 +91,8 @@ class SessionImpl final : public wire::Session::Server {
       results.setComplete(found->complete);
     }
     if (found && found->complete && found->blocks != keys.size()) {
-      KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks))) {
+      KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks),
+                                         hints_of(call.getParams()))) {
         return reach->then(
             [this, call, measured, found, keys = std::vector<BlockKey>(keys.begin(), keys.end())](
                 std::size_t reachable) mutable {
@@ -528,7 +529,9 @@ class SessionImpl final : public wire::Session::Server {
       return answer_claim(found, {}, call, measured);
     }
     const cluster::ComputeTime compute = compute_time_of(call.getParams());
-    KJ_IF_MAYBE (extended, fetches_.extend(connection_, token, keys, found->blocks, compute)) {
+    const FetchHints hints = hints_of(call.getParams().getKeys());
+    KJ_IF_MAYBE (extended,
+                 fetches_.extend(connection_, token, keys, found->blocks, compute, hints)) {
       return extended->then(
           [this, call, measured, found](const Fetches::Extension& extension) mutable {
             return answer_claim(found, extension, call, measured);

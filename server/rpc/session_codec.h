@@ -59,6 +59,15 @@ inline cluster::ComputeTime compute_time_of(const wire::Session::ClaimParams::Re
           .per_block = std::chrono::nanoseconds(params.getComputeBlockNanos())};
 }
 
+inline FetchHints hints_of(const wire::Keys::Reader& keys) {
+  FetchHints hints{.nodes = {}, .no_nodes = keys.getNoNodes()};
+  for (const wire::Id128::Reader node : keys.getNodes()) {
+    if (hints.nodes.size() == FetchHints::kMost) break;
+    if (const Id128 id = read_id(node); !id.is_none()) hints.nodes.push_back(id);
+  }
+  return hints;
+}
+
 inline void write_ranges(const CacheService::Restorable& claimed,
                          wire::Session::ClaimResults::Builder results) {
   auto ranges = results.initRanges(static_cast<unsigned>(claimed.ranges.size()));

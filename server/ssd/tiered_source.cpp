@@ -13,12 +13,20 @@ void TieredSource::deliver_to(Sink& sink) {
 
 kj::Promise<cluster::Source::Located> TieredSource::locate(const Bytes32& space,
                                                            std::span<const BlockKey> keys) {
+  return locate_at({}, space, keys);
+}
+
+kj::Promise<cluster::Source::Located> TieredSource::locate_at(std::span<const Id128> nodes,
+                                                              const Bytes32& space,
+                                                              std::span<const BlockKey> keys) {
   if (!nodes_.is_ready()) return disks_.locate(space, keys);
   return disks_.locate(space, keys)
-      .then([this, space, keys = std::vector<BlockKey>(keys.begin(), keys.end())](
+      .then([this, nodes = std::vector<Id128>(nodes.begin(), nodes.end()), space,
+             keys = std::vector<BlockKey>(keys.begin(), keys.end())](
                 Located&& found) -> kj::Promise<Located> {
         if (found.blocks != 0) return kj::mv(found);
-        return nodes_.locate(space, keys);
+        if (nodes.empty()) return nodes_.locate(space, keys);
+        return nodes_.locate_at(nodes, space, keys);
       });
 }
 

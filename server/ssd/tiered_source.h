@@ -20,6 +20,8 @@ class TieredSource final : public cluster::Source {
   void deliver_to(Sink& sink) override;
   [[nodiscard]] bool is_ready() const override { return disks_.is_ready() || nodes_.is_ready(); }
   kj::Promise<Located> locate(const Bytes32& space, std::span<const BlockKey> keys) override;
+  kj::Promise<Located> locate_at(std::span<const Id128> nodes, const Bytes32& space,
+                                 std::span<const BlockKey> keys) override;
   kj::Promise<std::vector<Holding>> locate_prefixes(const Bytes32& space,
                                                     std::span<const BlockKey> keys) override;
   kj::Promise<std::vector<Holding>> locate_each(const Bytes32& space,

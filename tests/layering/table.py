@@ -95,7 +95,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exchange",
         "*",
     ),
-    "server": ("pool", "cache", "ssd", "rpc", "http", "*"),
+    "server": ("pool", "cache", "prefetch", "ssd", "rpc", "http", "*"),
     "perf": (
         "lib",
         "disk",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pegaflow import _native
-from pegaflow.cli import endpoint, finding, machine, server_view
+from pegaflow.cli import endpoint, finding, machine, routers, server_view
 from pegaflow.cli.finding import ADVICE, OK, PROBLEM, Finding
 from tests.support.vllm_server import PegaServer
 
@@ -423,6 +423,32 @@ def test_a_response_without_json_is_not_from_a_pegaflow_server():
     found, _ = server_view.check_health(Stranger("nowhere"))
     assert found.status == PROBLEM
     assert "not JSON" in found.detail
+
+
+def test_it_says_whether_routers_may_read_the_pool(server, tmp_path):
+    _, report = run_doctor("--addr", server.address, "--http-addr", server.http)
+    (off,) = by_check(report)["routers"]
+    assert off["status"] == OK
+    assert "--peer-secret-file" in off["fix"]
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef-for-a-test\n")
+    secret.chmod(0o600)
+    options = ["--peer-secret-file", str(secret)]
+    with PegaServer(SERVER, tmp_path / "with", "16mb", options) as other:
+        _, report = run_doctor("--addr", other.address, "--http-addr", other.http)
+    (on,) = by_check(report)["routers"]
+    assert on["detail"].startswith("on:")
+
+
+def test_engines_without_kv_events_are_named_with_what_a_router_then_uses():
+    one = {"instance": "e1", "connected": True, "schedulers": 1, "kv_events": False}
+    instances = [one, one | {"instance": "e2", "kv_events": True}, one | {"connected": False}]
+    (found,) = routers.check_events(instances)
+    assert found.status == OK
+    assert "e1" in found.detail and "e2" not in found.detail
+    assert "pool" in found.detail
+    assert "--kv-events-config" in found.fix
+    assert not list(routers.check_events([{"instance": "old", "connected": True}]))
 
 
 def test_a_random_hash_seed_is_reported():

@@ -375,19 +375,28 @@ class PegaServer(_OwnServer):
         """HOST:PORT of its HTTP server."""
         return self._ready["http"]
 
-    def post(self, path: str) -> tuple[int, Any]:
-        """POST over the server's Unix socket for HTTP; returns status and the JSON response."""
-        status, body = self._ask("POST", path)
-        return status, json.loads(body)
+    def post(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """POST of a JSON body over the server's Unix socket for HTTP; returns status and the JSON
+        response.
+        """
+        status, response = self._ask(
+            "POST", path, b"" if body is None else json.dumps(body).encode()
+        )
+        return status, json.loads(response)
+
+    def get_by_socket(self, path: str) -> Any:
+        """The JSON of a page over the server's Unix socket for HTTP."""
+        return json.loads(self._ask("GET", path)[1])
 
     def metrics_by_socket(self) -> Metrics:
         """metrics() of a server in a network namespace of its own."""
         return Metrics(self._ask("GET", "/metrics")[1].decode())
 
-    def _ask(self, method: str, path: str) -> tuple[int, bytes]:
+    def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         connection = _SocketConnection(self._ready["http_socket"], timeout=60)
         with contextlib.closing(connection):
-            connection.request(method, path, headers={"Content-Length": "0"})
+            headers = {"Content-Length": str(len(body))}
+            connection.request(method, path, body or None, headers)
             response = connection.getresponse()
             return response.status, response.read()
 

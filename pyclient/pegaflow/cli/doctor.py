@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.cli import disk_path, disks, endpoint, keeper, machine, rdma, server_view
+from pegaflow.cli import disk_path, disks, endpoint, keeper, machine, rdma, routers, server_view
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
 #: The doctor's instance name; it is not an engine, and not shown as one.
@@ -92,6 +92,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
+        yield from routers.check_routers(server, instances)
 
 
 def _look(

@@ -15,12 +15,11 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.engine.errors import error_code
+from pegaflow.vllm.hints import PARAMS, params_of
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.metrics import Counts
 from pegaflow.vllm.requests import RequestState
 
-#: The key of PegaFlow's part of ``kv_transfer_params``.
-PARAMS = "pegaflow"
 #: A single token is computed anyway: the engine needs its output to continue.
 MIN_TAIL_TOKENS = 2
 
@@ -44,7 +43,7 @@ class Handover:
     @classmethod
     def read(cls, request: Any) -> Handover | None:
         """Parses a request's parameters, which come from the network; None for anything else."""
-        params = _params(request)
+        params = params_of(request)
         try:
             node = bytes.fromhex(params["node"])
             scheduler = bytes.fromhex(params["incarnation"])
@@ -71,13 +70,7 @@ class Handover:
 
 def is_asked_for(request: Any) -> bool:
     """Whether the router requests a handover: the whole prompt saved, and its place reported."""
-    return _params(request).get("save_tail") is True
-
-
-def _params(request: Any) -> dict[str, Any]:
-    params = getattr(request, "kv_transfer_params", None)
-    ours = params.get(PARAMS) if isinstance(params, dict) else None
-    return ours if isinstance(ours, dict) else {}
+    return params_of(request).get("save_tail") is True
 
 
 class Waits:

@@ -70,7 +70,9 @@ class Lookups:
             return
         keys = b"".join(state.chain.keys(0, min(usable, _native.MAX_KEYS)))
         try:
-            state.lookup = self._session.lookup(keys, state.chain.key_bytes)
+            state.lookup = self._session.lookup(
+                keys, state.chain.key_bytes, **state.hints.arguments()
+            )
             state.lookup_at = self._clock()
         except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
@@ -176,7 +178,9 @@ class Lookups:
         # Those before it may be computed first. What is offered is decided when that is known.
         computing = self._policy.computing(stop - local, sum(self._undecided.values()))
         try:
-            ticket = self._rules.claim(self._session, state.chain, local, stop, tail, computing)
+            ticket = self._rules.claim(
+                self._session, state.chain, local, stop, tail, computing, state.hints
+            )
         except _native.PegaFlowError as error:
             self._missed(state, _reason(error))
             return False

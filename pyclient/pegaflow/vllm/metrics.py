@@ -37,6 +37,7 @@ METRICS = (
     ),
     Metric("handovers", COUNTER, "Waits for a prefill engine's saves, by result.", ("result",)),
     Metric("handover_seconds", HISTOGRAM, "Duration of waits for a prefill engine's saves."),
+    Metric("kv_hints", COUNTER, "Actions of vLLM's KV hints, by action.", ("action",)),
     Metric("loads", COUNTER, "Loads handed to the workers."),
     Metric(
         "declined",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegaflow.engine.rates import Computing
+from pegaflow.vllm.hints import NO_HINTS, Hints
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.plans.load_plan import ClaimedRange, LoadRange
 
@@ -125,6 +126,7 @@ class RequestState:
     follows_no_more: bool = False
     missed_at: float | None = None
     counted: set[str] = dataclasses.field(default_factory=set)
+    hints: Hints = NO_HINTS
     handover: Handover | None = None  #: The blocks that a prefill engine has saved for it.
     wait: int | None = None  #: Ticket of the wait for them.
     wait_since: float = 0.0

@@ -14,6 +14,7 @@ from pegaflow.engine.view import View
 from pegaflow.vllm.adapters import Adapters
 from pegaflow.vllm.events import BlockEvents
 from pegaflow.vllm.handover import Handover, Waits, is_asked_for
+from pegaflow.vllm.hints import Hints, keys_report, with_keys
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.loads import Loads
 from pegaflow.vllm.lookups import Lookups
@@ -161,6 +162,7 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> None:
         state = self._new_state(request)
+        state.hints = Hints.read(request, self.counts)
         if self.events is not None:
             self.events.listen()
         # Some requests exist only to end, so that connectors are informed of it.
@@ -243,13 +245,20 @@ class SchedulerSide:
         return here, tokens - here
 
     def finished(self, request: Any, tables: Tables) -> dict[str, Any] | None:
-        """The handover parameters of the response, for a router that requested them.
+        """The parameters of the response: a handover, and the prompt's keys, for a router that
+        requested them.
 
         ``tables``: the request's blocks, of each cache group.
         """
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
             return None
+        report = {}
+        if state.hints.reports_keys and not state.chain.doubt:
+            report = keys_report(state.chain, request.num_prompt_tokens, self.unit_tokens)
+        return with_keys(self._end(state, request, tables), report)
+
+    def _end(self, state: RequestState, request: Any, tables: Tables) -> dict[str, Any] | None:
         del self._states[request.request_id]
         self._adapters.look_again()
         self.policy.compute.end(request.request_id)
@@ -261,6 +270,8 @@ class SchedulerSide:
             self.loads.abort(state.load)
         elif self.saves is not None and state.generation == self._generation:
             tokens = min(self._written_tokens(request), state.drafted_tokens)
+            if self._releases(state):
+                return None
             if self._away:
                 state.progress.drop(self.saves, tables, tokens, "not_registered")
             elif self._link["state"] == "ready":
@@ -269,6 +280,10 @@ class SchedulerSide:
             else:
                 state.progress.drop(self.saves, tables, tokens, "no_server")
         return None
+
+    def _releases(self, state: RequestState) -> bool:
+        """Whether nothing of the request is saved any longer, because it will not be needed."""
+        return state.hints.releases and not is_asked_for(state.request)
 
     def _unclaim(self, load: Load) -> None:
         if load.token:  # else it was refused without a claim
@@ -362,7 +377,7 @@ class SchedulerSide:
         offered = getattr(block_state, "boundary_state_offloads", None) or {}
         for request_id, scheduled in output.num_scheduled_tokens.items():
             state = self._states.get(request_id)
-            if state is None or state.generation != self._generation:
+            if state is None or state.generation != self._generation or self._releases(state):
                 continue
             request = state.request
             # This step's tokens are not counted yet, and placeholders have no hash: a block is

@@ -402,6 +402,25 @@ TEST_SUITE("BlockStore, fetches") {
     CHECK(f.store->stats().lookups == 0);
     CHECK(f.store->stats().lookup_misses == 0);
   }
+
+  TEST_CASE("a fetch that may evict replicas alone costs no saved block its place") {
+    using Evicts = BlockStore::Evicts;
+    StoreFixture f(pool_of(8));
+    f.save(keys(0, 6));
+
+    const auto first =
+        f.store->fetch(f.holder, f.space, token(1), 0, keys(10, 4), 4, Evicts::kReplicas).value();
+
+    CHECK(first.blocks == 2);  // The two free frames.
+    for (const FrameIndex frame : frames_of(first)) CHECK(f.store->fetched(frame));
+    f.store->unclaim(f.holder, token(1));
+    const auto second =
+        f.store->fetch(f.holder, f.space, token(2), 0, keys(20, 4), 4, Evicts::kReplicas).value();
+    CHECK(second.blocks == 2);  // Those of the replicas.
+    CHECK(f.store->stats().evicted_replicas == 2);
+    CHECK(f.store->lookup(f.space, keys(0, 6)) == 6);
+    for (const FrameIndex frame : frames_of(second)) f.store->quiesced(frame);
+  }
 }
 
 }  // namespace

@@ -150,9 +150,13 @@ class PlayedLender final : public cluster::Lender {
 class PlayedLenders final : public cluster::Lenders {
  public:
   [[nodiscard]] bool has_ready() const override { return true; }
-  kj::Promise<std::vector<Owner>> owners(const Bytes32&,
-                                         std::span<const BlockKey> wanted) override {
+  kj::Promise<std::vector<Owner>> owners(const Bytes32&, std::span<const BlockKey> wanted,
+                                         std::span<const Id128> only = {}) override {
     ++questions;
+    asked.emplace_back(only.begin(), only.end());
+    if (!only.empty() && std::find(only.begin(), only.end(), knows) == only.end()) {
+      return std::vector<Owner>();
+    }
     std::vector<Owner> found;
     for (std::size_t i = 0; i < lenders.size(); ++i) {
       PlayedLender& each = lenders.at((best + i) % lenders.size());
@@ -167,6 +171,8 @@ class PlayedLenders final : public cluster::Lenders {
   std::deque<PlayedLender> lenders{1};
   std::size_t best = 0;  ///< The owner that is tried first.
   std::size_t questions = 0;
+  std::vector<std::vector<Id128>> asked{};  ///< The nodes that each question was for.
+  Id128 knows{5, 5};                        ///< The node with the blocks, when nodes are named.
 };
 
 /// Keeps batches until the test completes them.

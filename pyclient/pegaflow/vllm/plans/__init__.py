@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegaflow.engine.rates import Computing
+from pegaflow.vllm.hints import NO_HINTS, Hints
 
 if TYPE_CHECKING:
     from pegaflow.vllm.adapters import Adapters
@@ -64,6 +65,7 @@ class BlockRules(Protocol):
         stop: int,
         tail: bytes,
         computing: Computing,
+        hints: Hints = NO_HINTS,
     ) -> int:
         """Sends a claim for the units ``local`` to ``stop`` - 1; its ticket.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegaflow.engine.rates import Computing
 from pegaflow.vllm.handover import is_asked_for, tail_key, tail_tokens
+from pegaflow.vllm.hints import NO_HINTS, Hints
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.plans import Offers, Tables
 from pegaflow.vllm.saves import Late
@@ -75,10 +76,15 @@ class OneKind:
         stop: int,
         tail: bytes,
         computing: Computing,
+        hints: Hints = NO_HINTS,
     ) -> int:
         keys = b"".join(chain.keys(local, stop)) + tail
         ticket: int = session.claim(
-            keys, len(tail) or chain.key_bytes, computing.delay_s, computing.block_s
+            keys,
+            len(tail) or chain.key_bytes,
+            computing.delay_s,
+            computing.block_s,
+            **hints.arguments(),
         )
         return ticket
 

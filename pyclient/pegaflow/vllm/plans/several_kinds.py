@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegaflow import _native
 from pegaflow.engine.rates import Computing
+from pegaflow.vllm.hints import NO_HINTS, Hints
 from pegaflow.vllm.keys import KeyChain, KindKeys
 from pegaflow.vllm.plans import Offers, Tables
 from pegaflow.vllm.plans.load_plan import (
@@ -79,6 +80,7 @@ class SeveralKinds:
         stop: int,
         tail: bytes,
         computing: Computing,
+        hints: Hints = NO_HINTS,
     ) -> int:
         # A window may begin before vLLM's own hit ends, so all keys are sent.
         ticket: int = session.claim(
@@ -87,6 +89,7 @@ class SeveralKinds:
             computing.delay_s,
             computing.block_s,
             local_units=local,
+            **hints.arguments(),
         )
         return ticket
 
