@@ -11,7 +11,6 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <kj/async-io.h>
@@ -26,6 +25,7 @@
 #include "capnp/wire/rpc_error.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/descriptors.h"
 #include "server/http/admin.h"
 #include "server/http/http_server.h"
 #include "server/main_loop.h"
@@ -45,11 +45,6 @@ namespace {
 
 constexpr Log kLog{"server"};
 
-/// Descriptors beside those of clients: the pool, listeners, event loops, HTTP, files.
-constexpr std::uint64_t kOwnDescriptors = 256;
-/// A connection's socket, its pidfd twice with a keeper, and the pidfd of a detached one.
-constexpr std::uint64_t kDescriptorsPerConnection = 4;
-
 /// How often the server looks whether its keeper lives.
 constexpr kj::Duration kTendInterval = 1 * kj::SECONDS;
 /// For the epochs of other nodes: then the blocks of a former server are dropped, since no engine
@@ -58,37 +53,6 @@ constexpr kj::Duration kEpochPatience = 30 * kj::SECONDS;
 
 /// The part of the pool that prefetches may fill, unless configured: 1 / this.
 constexpr std::uint64_t kPrefetchPart = 8;
-
-/// For a peer in one direction: its control connection and the sockets of its lane.
-constexpr std::uint64_t kDescriptorsPerPeer = 5;
-
-/// Descriptors for other nodes. As many nodes dial this one as it lists; one without a list may be
-/// dialed by any.
-std::uint64_t descriptors_for_peers(const ServerOptions& options) {
-  const std::uint64_t dialed = options.peers.size();
-  const std::uint64_t dialing = options.peer_listen.empty() ? 0
-                                : dialed == 0               ? cluster::Peers::kMaxPeers
-                                                            : dialed;
-  return (dialed + dialing) * kDescriptorsPerPeer;
-}
-
-/// Raises the limit of descriptors to the kernel's maximum, and returns the number of client
-/// connections that fit beside `own`.
-std::size_t connections_that_fit(std::size_t wanted, std::uint64_t own) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  const std::uint64_t usable = limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, own);
-  const std::size_t fit = std::max<std::size_t>(1, usable / kDescriptorsPerConnection);
-  if (fit >= wanted) return wanted;
-  kLog.warn(
-      "fewer connections than configured: the limit of descriptors is low connections={} "
-      "configured={} ulimit_n={}",
-      fit, wanted, limit.rlim_cur);
-  return fit;
-}
 
 /// Writes a temporary file and renames it, so that a reader never sees half of it.
 Result<void> write_ready_file(const std::string& path, const nlohmann::json& content) {
