@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index/same_run.h"
+#include "index/tables.h"
 
 namespace pegaflow::index {
 void Matcher::match(const Tables& tables, std::span<const Key> chain, Match& out) {

@@ -6,9 +6,12 @@
 #include <span>
 #include <vector>
 
-#include "index/tables.h"
+#include "index/holders.h"
+#include "index/key.h"
 
 namespace pegaflow::index {
+
+struct Tables;
 
 /// How much of a chain each holder has. Sized once; a match fills it without an allocation.
 struct Match {
@@ -41,8 +44,8 @@ class Matcher {
   void match(const Tables& tables, std::span<const Key> chain, Match& out);
 
  private:
-  void begin(const Tables& tables, SetId set);
-  void narrow(const Tables& tables, SetId set, std::uint32_t length, Match& out);
+  void begin(const Tables& tables, std::uint32_t set);
+  void narrow(const Tables& tables, std::uint32_t set, std::uint32_t length, Match& out);
   void end(const Tables& tables, std::uint32_t length, Match& out) const;
 
   std::vector<std::uint64_t> own_;   ///< By bit: the holders that had all blocks so far.

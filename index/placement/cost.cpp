@@ -39,14 +39,14 @@ PlacementState::Shared PlacementState::shared(const PlacementRequest& request,
           .idle = std::max(kLeastIdle, 1 - work.per_second(now) / count)};
 }
 
-void PlacementState::shorten(std::span<const Source> sources, double now) {
+void PlacementState::shorten(std::span<const PullSource> sources, double now) {
   shortlisted = 0;
   // Longest first; among equals the owner that can send first. Insertion into a short sorted list.
-  const auto before = [&](const Source& a, const Source& b) {
+  const auto before = [&](const PullSource& a, const PullSource& b) {
     if (a.blocks != b.blocks) return a.blocks > b.blocks;
     return std::max(now, nodes[a.node].sends_until) < std::max(now, nodes[b.node].sends_until);
   };
-  for (const Source& source : sources) {
+  for (const PullSource& source : sources) {
     if (source.blocks == 0 || !has_node(source.node)) continue;
     std::size_t at = shortlisted;
     if (at == kMaxSources) {
@@ -129,7 +129,7 @@ Terms PlacementState::terms(const Candidate& candidate, const Shared& request, d
   Terms best = with(kNoNode, local, 0, load);
   if (!has_pool) return best;
   for (std::size_t i = 0; i < shortlisted; ++i) {
-    const Source& source = shortlist[i];
+    const PullSource& source = shortlist[i];
     if (source.node == node || source.blocks <= local) continue;
     const double bytes = (source.blocks - local) * request.block_bytes;
     const double starts =

@@ -21,7 +21,7 @@ struct Candidate {
 };
 
 /// A pool that holds a prefix of the prompt. Only trusted nodes are listed.
-struct Source {
+struct PullSource {
   NodeId node = kNoNode;
   std::uint32_t blocks = 0;  ///< Prefix in the pool.
 };
@@ -33,7 +33,7 @@ struct PlacementRequest {
   std::span<const Candidate> candidates{};
   /// Pools to pull from, in any order. Entries shorter than the longest by more than a block are
   /// considered only when they have a faster link. At most kMaxSources are read.
-  std::span<const Source> sources{};
+  std::span<const PullSource> sources{};
 };
 
 /// Limit of the pools that one decision considers.
@@ -72,7 +72,7 @@ struct Decision {
   std::uint32_t near_equals = 0;  ///< Candidates in the band.
   /// The owners for the hint, best first, those of the chosen engine's own node left out. Empty:
   /// the hint is "compute".
-  std::span<const Source> sources;
+  std::span<const PullSource> sources;
   /// Tokens that the engine is expected to report as cached, if the pull arrives.
   std::uint32_t predicted_cached_tokens = 0;
 

@@ -109,6 +109,11 @@ Result<NodeId> Placement::add_node() {
               state_->nodes.size());
 }
 
+void Placement::set_node(EngineId engine, NodeId node) {
+  if (!state_->has_engine(engine) || (node != kNoNode && !state_->has_node(node))) return;
+  state_->engines[engine].setup.node = node;
+}
+
 void Placement::remove_node(NodeId node) {
   if (!state_->has_node(node)) return;
   state_->nodes[node] = {};
@@ -189,7 +194,7 @@ Result<Decision> Placement::choose(const PlacementRequest& request, TimePoint no
     std::size_t count = 0;
     const NodeId own = state.engines[best.engine].setup.node;
     for (std::size_t i = 0; i < state.shortlisted; ++i) {
-      const Source& source = state.shortlist[i];
+      const PullSource& source = state.shortlist[i];
       if (source.node == own || source.blocks <= best.local_blocks) continue;
       // The chosen source comes first, whatever its length.
       if (source.node == best.source) {

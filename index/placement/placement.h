@@ -48,6 +48,9 @@ class Placement {
   /// Engines of the node stay, without a pool.
   void remove_node(NodeId node);
 
+  /// The engine uses the pool of `node` from now on; kNoNode: none. Unknown ids are no error.
+  void set_node(EngineId engine, NodeId node);
+
   /// The measured link from the pool of `from` to the node `to` (the servers' `/links`). Values
   /// that are not finite or not above 0 are ignored.
   void set_link(NodeId from, NodeId to, LinkRate rate);

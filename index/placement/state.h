@@ -98,7 +98,7 @@ struct PlacementState {
   [[nodiscard]] Result<void> check(const PlacementRequest& request) const;
   [[nodiscard]] Shared shared(const PlacementRequest& request, double now) const noexcept;
   /// Copies the sources worth considering to `shortlist`, the longest first.
-  void shorten(std::span<const Source> sources, double now);
+  void shorten(std::span<const PullSource> sources, double now);
   /// The terms of one candidate with its cheapest source of `shortlist`.
   [[nodiscard]] Terms terms(const Candidate& candidate, const Shared& request, double now) const;
   /// Fills `candidates` with the terms of all candidates.
@@ -135,9 +135,9 @@ struct PlacementState {
   // Scratch of one decision.
   std::vector<Terms> candidates;
   std::vector<Terms> partners;  ///< Decode engines of a pair.
-  std::array<Source, kMaxSources> shortlist{};
+  std::array<PullSource, kMaxSources> shortlist{};
   std::size_t shortlisted = 0;
-  std::array<Source, 3> owners{};
+  std::array<PullSource, 3> owners{};
 };
 
 /// Seconds since the clock's epoch.

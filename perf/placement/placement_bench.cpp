@@ -70,7 +70,7 @@ Times measure() {
   index::Match match(256);
   std::vector<std::uint32_t> expected(kEngines);
   std::vector<index::Candidate> candidates(kEngines);
-  std::vector<index::Source> sources;
+  std::vector<index::PullSource> sources;
   sources.reserve(kEngines);
   Times times;
   for (std::uint64_t id = 0; id < kDecisions; ++id) {

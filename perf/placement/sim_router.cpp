@@ -41,7 +41,7 @@ struct SimRouter::State {
   std::vector<std::uint32_t> placed_blocks;
   std::vector<std::uint32_t> computed_blocks;
   std::vector<index::Candidate> candidates;
-  std::vector<index::Source> sources;
+  std::vector<index::PullSource> sources;
 };
 
 Result<std::unique_ptr<SimRouter>> SimRouter::create(std::size_t nodes, const SimHardware& hardware,

@@ -77,7 +77,7 @@ TEST_SUITE("Placement") {
     const auto placement = *Placement::create({.max_engines = 96, .max_nodes = 96});
     auto expected = *ExpectedBlocks::create({});
     std::vector<Candidate> candidates;
-    std::vector<Source> sources;
+    std::vector<PullSource> sources;
     for (std::uint32_t i = 0; i < 96; ++i) {
       const NodeId node = *placement->add_node();
       candidates.push_back({.engine = *placement->add_engine({.node = node}), .local_blocks = i});

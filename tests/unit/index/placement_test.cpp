@@ -35,7 +35,7 @@ struct Fleet {
     }
   }
 
-  Decision choose(std::uint32_t tokens, std::vector<Source> sources = {}, double now = 0) {
+  Decision choose(std::uint32_t tokens, std::vector<PullSource> sources = {}, double now = 0) {
     its_sources = std::move(sources);
     const auto decision = placement->choose({.prompt_tokens = tokens,
                                              .block_tokens = kBlockTokens,
@@ -48,7 +48,7 @@ struct Fleet {
 
   std::unique_ptr<Placement> placement;
   std::vector<Candidate> candidates;
-  std::vector<Source> its_sources;
+  std::vector<PullSource> its_sources;
 };
 
 TEST_SUITE("Placement") {
