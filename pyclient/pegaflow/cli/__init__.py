@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 import pegaflow
-from pegaflow.cli import doctor, top, weights_id
+from pegaflow.cli import doctor, routes, top, weights_id
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +33,14 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    routes.add_arguments(
+        commands.add_parser(
+            "routes",
+            help="show why a router sent its last requests where it sent them",
+            description=routes.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     weights_id.add_arguments(
         commands.add_parser(
             "weights-id",
@@ -47,5 +55,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. Wrong usage exits with 2, as in argparse."""
     options = parser().parse_args(argv)
-    runs = {"doctor": doctor.run, "top": top.run, "weights-id": weights_id.run}
+    runs = {
+        "doctor": doctor.run,
+        "routes": routes.run,
+        "top": top.run,
+        "weights-id": weights_id.run,
+    }
     return runs[options.command](options)
