@@ -5,6 +5,7 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -28,10 +29,13 @@
 #include "router/client_connection.h"
 #include "router/http/cors.h"
 #include "router/http/http_error.h"
+#include "router/kv/kv_policy.h"
 #include "router/page/pages.h"
 #include "router/state/shared.h"
 #include "router/upstream/engine_connections.h"
 #include "router/watch/health.h"
+#include "router/watch/kv_watch.h"
+#include "router/watch/pool_watch.h"
 #include "router/watch/server_watch.h"
 
 namespace pegaflow::router {
@@ -98,15 +102,20 @@ std::string address_of(const tcp::socket& socket) {
 /// Accepts connections, and shuts down in order.
 class Service {
  public:
+  /// `kv` is nullptr when no policy is kv-aware.
   Service(Shared& shared, const EngineList& list, const std::vector<EngineUrl>& servers,
-          RouterFiles files)
+          RouterFiles files, KvParts* kv)
       : shared_(shared),
         health_(shared, list, std::move(files)),
         servers_(shared, servers),
         acceptor_(shared.io),
         own_acceptor_(shared.io),
         signals_(shared.io, SIGTERM, SIGINT),
-        last_moment_(shared.io) {}
+        last_moment_(shared.io) {
+    if (kv == nullptr) return;
+    kv_.emplace(shared, *kv);
+    if (shared.secrets && !servers.empty()) pools_.emplace(shared, servers);
+  }
 
   Result<void> listen() {
     PEGA_TRY_LET(const std::string place,
@@ -130,6 +139,8 @@ class Service {
     if (own_acceptor_.is_open()) {
       asio::co_spawn(shared_.io, accept(own_acceptor_), asio::detached);
     }
+    if (kv_) kv_->start();
+    if (pools_) asio::co_spawn(shared_.io, pools_->run(), asio::detached);
     wait_for_signal();
   }
 
@@ -310,6 +321,8 @@ class Service {
     if (!connections_.empty()) return;
     health_.stop();
     servers_.stop();
+    if (kv_) kv_->stop();
+    if (pools_) pools_->stop();
     last_moment_.cancel();
     signals_.cancel();
     shared_.engine_connections.close_all();
@@ -318,6 +331,8 @@ class Service {
   Shared& shared_;
   HealthChecks health_;
   ServerWatch servers_;
+  std::optional<KvWatch> kv_;
+  std::optional<PoolWatch> pools_;
   tcp::acceptor acceptor_;
   tcp::acceptor own_acceptor_;
   asio::signal_set signals_;
@@ -338,11 +353,44 @@ Fleet::Options fleet_options(const RouterOptions& options) {
   return fleet;
 }
 
+/// The policy of an option; kv-aware uses `kv`, which outlives it.
+Result<std::unique_ptr<Policy>> policy_of(const std::string& name, Role role, std::uint64_t seed,
+                                          KvParts* kv, const Clock& clock) {
+  if (kv == nullptr || name != kKvAware) return make_policy(name, seed);
+  PEGA_TRY_LET(auto fallback, make_policy(kKvFallback, seed));
+  return std::make_unique<KvAware>(*kv->routing, role, clock, std::string(kKvFallback),
+                                   std::move(fallback));
+}
+
 /// `value`; an error is prefixed with the option.
 template <typename T>
 Result<T> of_option(std::string_view option, Result<T> value) {
   if (!value) value.error().detail = fmt::format("{}: {}", option, value.error().detail);
   return value;
+}
+
+/// The parts of the policy kv-aware; none when no role uses it.
+Result<std::optional<KvParts>> kv_parts_of(const RouterOptions& options, std::uint64_t seed) {
+  PEGA_TRY_LET(const auto server_of_engines, options.server_of_engines());
+  if (options.prefill_policy != kKvAware && options.decode_policy != kKvAware) return std::nullopt;
+  PEGA_TRY_LET(KvParts parts, KvParts::create(options, seed));
+  for (const auto& [engine, server] : server_of_engines) {
+    parts.routing->pools().assign(engine, server);
+  }
+  return std::optional(std::move(parts));
+}
+
+Result<std::array<std::unique_ptr<Policy>, kRoleCount>> policies_of(const RouterOptions& options,
+                                                                    std::uint64_t seed, KvParts* kv,
+                                                                    const Clock& clock) {
+  std::array<std::unique_ptr<Policy>, kRoleCount> policies;
+  PEGA_TRY_LET(policies[0],
+               of_option("--prefill-policy",
+                         policy_of(options.prefill_policy, Role::kPrefill, seed, kv, clock)));
+  PEGA_TRY_LET(policies[1],
+               of_option("--decode-policy",
+                         policy_of(options.decode_policy, Role::kDecode, seed + 1, kv, clock)));
+  return policies;
 }
 
 }  // namespace
@@ -356,10 +404,10 @@ Result<void> run_router(const RouterOptions& options) {
   PEGA_TRY_LET(const Flow flow, of_option("--flow", parse_flow(options.flow)));
   std::random_device device;
   const std::uint64_t seed = (std::uint64_t{device()} << 32U) | device();
-  PEGA_TRY_LET(auto prefill_policy,
-               of_option("--prefill-policy", make_policy(options.prefill_policy, seed)));
-  PEGA_TRY_LET(auto decode_policy,
-               of_option("--decode-policy", make_policy(options.decode_policy, seed + 1)));
+  const SteadyClock clock;
+  PEGA_TRY_LET(std::optional<KvParts> kv_parts, kv_parts_of(options, seed + 3));
+  KvParts* const kv = kv_parts ? &*kv_parts : nullptr;
+  PEGA_TRY_LET(auto policies, policies_of(options, seed, kv, clock));
   raise_descriptor_limit();
   if (options.pd_first_token && flow != Flow::kStore) {
     kLog.warn(
@@ -368,8 +416,7 @@ Result<void> run_router(const RouterOptions& options) {
         options.flow);
   }
 
-  const SteadyClock clock;
-  Fleet fleet(fleet_options(options), {std::move(prefill_policy), std::move(decode_policy)}, clock);
+  Fleet fleet(fleet_options(options), std::move(policies), clock);
 
   // run() returns when no operation is pending, so no coroutine outlives the objects that it uses.
   asio::io_context io(1);
@@ -394,10 +441,12 @@ Result<void> run_router(const RouterOptions& options) {
                 .engine_connections = engine_connections,
                 .deadlines = deadlines,
                 .random = std::mt19937_64(seed + 2)};
+  PEGA_TRY_LET(shared.secrets, options.secrets());
+  if (kv != nullptr) shared.kv = kv->routing.get();
   PEGA_TRY_LET(shared.access, options.access());
   PEGA_TRY_LET(shared.engine_key, options.engine_key());
   PEGA_TRY_LET(shared.salts, options.cache_salts());
-  Service service(shared, list, servers, std::move(files));
+  Service service(shared, list, servers, std::move(files), kv);
   PEGA_TRY(service.listen());
   service.start();
   io.run();

@@ -6,9 +6,10 @@ namespace pegaflow::router {
 namespace {
 
 constexpr std::array<std::string_view, kPrefillCount> kNames = {
-    "done",        "no_engine",   "short",       "prompt_logprobs", "echo", "prompt_embeds",
-    "beam_search", "tool_choice", "engine_down", "suspended",       "busy", "refused",
-    "status",      "timeout",     "lost",        "no_params"};
+    "done",          "no_engine",   "short",       "prompt_logprobs", "echo",
+    "prompt_embeds", "beam_search", "tool_choice", "cached",          "engine_down",
+    "suspended",     "busy",        "refused",     "status",          "timeout",
+    "lost",          "no_params"};
 
 /// Members that the prefill engine receives with other values, or not at all. The rest affects the
 /// prompt.

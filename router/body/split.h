@@ -22,6 +22,7 @@ enum class Prefill : unsigned char {
   kPromptEmbeds,    ///< Embeddings have no token ids, and therefore no block keys.
   kBeamSearch,      ///< The engine turns it into several prompts.
   kToolChoice,      ///< A named tool in /v1/messages: see decide().
+  kCached,          ///< A decode engine has all but --min-prefill-tokens of the prompt.
   kDown,            ///< No prefill engine is up, or the prompt's engine went down.
   kSuspended,       ///< All prefill engines are suspended: see HandoverWatch.
   kBusy,            ///< All prefill engines have --max-prefill-inflight requests.

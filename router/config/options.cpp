@@ -41,6 +41,16 @@ void RouterOptions::declare(OptionTable& table) {
       "The router reads their /instances with each health check, and reports engines that do not "
       "share one namespace: they find no blocks of each other.");
   table.list(
+      "engine-servers", engine_servers,
+      "The server of an engine, as ENGINE=SERVER with the URLs of --decode or --prefill and of "
+      "--servers, where the policy kv-aware cannot tell: by default an engine belongs to the only "
+      "server on its host.");
+  table.text(
+      "peer-secret-file", peer_secret_file,
+      "The file with the secret that servers and routers share (pegaflow-server "
+      "--peer-secret-file). With it the policy kv-aware also counts what the pools of --servers "
+      "hold, and /routes explains its decisions. It is read again when it changes.");
+  table.list(
       "instances", instances,
       "Compares only instances whose name equals or starts with one of these; useful when the "
       "servers also have other engines. Empty: all connected instances.");
@@ -62,11 +72,23 @@ void RouterOptions::declare(OptionTable& table) {
              "connectors like vLLM's NIXL connector.");
   table.text(
       "prefill-policy", prefill_policy,
-      "The policy for prefill engines: round-robin, least-load, power-of-two or consistent-hash.");
+      "The policy for prefill engines: kv-aware, round-robin, least-load, power-of-two or "
+      "consistent-hash. kv-aware sends a prompt to the engine that has the least to compute, as "
+      "far "
+      "as engines publish their KV events (--kv-events-config), and is least-load for the others.");
   table.text(
       "decode-policy", decode_policy,
       "The policy for decode engines: the same values. consistent-hash uses X-Session-ID, or "
       "else the beginning of the prompt.");
+  table.integer("index-blocks", index_blocks, 1024, std::int64_t{1} << 28,
+                "The maximum number of blocks in the index of the policy kv-aware, about 20 bytes "
+                "each, allocated as it fills; beyond it the router forgets blocks.");
+  table.bytes("text-index-bytes", text_index_bytes, 1 << 16, std::uint64_t{1} << 40,
+              "The maximum memory for what the policy kv-aware has learned about the blocks of "
+              "prompts, about 0.7 bytes for each byte of a prompt.");
+  table.duration("event-sources-interval", event_sources_interval, milliseconds(10), minutes(60),
+                 "The time between two requests for the addresses of an engine's KV events; the "
+                 "router also requests them when an engine comes up or its stream breaks.");
   table.integer("hash-prefix-bytes", hash_prefix_bytes, 1, 1 << 20,
                 "The number of bytes of the prompt that consistent-hash uses. It must exceed the "
                 "length of a common system prompt, or all requests go to one engine.");
@@ -260,6 +282,36 @@ Result<std::vector<EngineUrl>> RouterOptions::server_urls() const {
     urls.push_back(std::move(*url));
   }
   return urls;
+}
+
+Result<std::vector<std::pair<std::string, std::string>>> RouterOptions::server_of_engines() const {
+  if (servers.empty() && !engine_servers.empty()) {
+    return fail(Errc::kInvalidArgument, "--engine-servers needs --servers");
+  }
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const std::string& text : engine_servers) {
+    const std::size_t equals = text.find('=');
+    const auto engine = EngineUrl::parse(std::string_view(text).substr(0, equals));
+    const auto server =
+        EngineUrl::parse(equals == std::string::npos ? std::string_view()
+                                                     : std::string_view(text).substr(equals + 1));
+    if (!engine || !server) {
+      return fail(Errc::kInvalidArgument, "--engine-servers: \"{}\" is not ENGINE=SERVER: {}", text,
+                  (engine ? server : engine).error().detail);
+    }
+    pairs.emplace_back(engine->text, server->text);
+  }
+  return pairs;
+}
+
+Result<std::optional<cluster::PeerSecrets>> RouterOptions::secrets() const {
+  if (peer_secret_file.empty()) return std::nullopt;
+  auto read = cluster::PeerSecrets::read(peer_secret_file);
+  if (!read) {
+    return fail(Errc::kInvalidArgument, "--peer-secret-file {}: {}", peer_secret_file,
+                read.error().detail);
+  }
+  return std::optional(std::move(*read));
 }
 
 Result<void> RouterOptions::check_passed() const {

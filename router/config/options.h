@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/program/options.h"
+#include "cluster/peer_proof.h"
 #include "router/body/cache_salt.h"
 #include "router/body/split.h"
 #include "router/config/access.h"
@@ -24,13 +26,18 @@ struct RouterOptions {
   std::string engines_file;
   std::vector<std::string> servers;
   std::vector<std::string> instances;
+  std::vector<std::string> engine_servers;
+  std::string peer_secret_file;
   std::string listen = "127.0.0.1:8080";
   std::string own_listen;
   bool reuse_port = false;
   std::string ready_file;
   std::string flow = "store";
-  std::string prefill_policy = "least-load";
-  std::string decode_policy = "least-load";
+  std::string prefill_policy = "kv-aware";
+  std::string decode_policy = "kv-aware";
+  std::int64_t index_blocks = 16 << 20;
+  std::uint64_t text_index_bytes = std::uint64_t{1} << 30;
+  Duration event_sources_interval = std::chrono::seconds(60);
   std::int64_t hash_prefix_bytes = 4096;
   std::int64_t min_prefill_tokens = 256;
   bool pd_first_token = false;
@@ -88,6 +95,12 @@ struct RouterOptions {
   /// The servers of --servers.
   /// Errors: kInvalidArgument for an invalid URL, and for --instances without --servers.
   [[nodiscard]] Result<std::vector<EngineUrl>> server_urls() const;
+  /// The pairs of --engine-servers: URLs of an engine and of its server.
+  /// Errors: kInvalidArgument for anything but ENGINE=SERVER, and without --servers.
+  [[nodiscard]] Result<std::vector<std::pair<std::string, std::string>>> server_of_engines() const;
+  /// The secrets of --peer-secret-file; none without it.
+  /// Errors: those of cluster::PeerSecrets::read(), with the option.
+  [[nodiscard]] Result<std::optional<cluster::PeerSecrets>> secrets() const;
   /// Checks the paths of --pass.
   /// Errors: kInvalidArgument for an invalid path, or one that the router serves itself.
   [[nodiscard]] Result<void> check_passed() const;

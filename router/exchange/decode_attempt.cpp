@@ -5,6 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "router/body/kv_hints.h"
+#include "router/state/kv_leg.h"
+
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
@@ -29,10 +32,16 @@ asio::awaitable<DecodeResult> DecodeAttempts::send(EnginePermit& permit, std::st
   record_.decode_engine = engine->url.text;
   const TimePoint began = shared.now();
   DecodeResult result;
+  const KvLeg kv(shared, needs_.view.kv, *engine);
+  std::string hinted;
+  if (const std::string_view hint = kv.hint(); !hint.empty()) {
+    hinted = with_hint(body, hint);
+    body = hinted;
+  }
   {
     UpstreamCall call(shared.engine_connections, engine);
     const ClientWait::CallScope scope(wait_, call);
-    std::string head = request_.engine_head(*engine, body.size(), false);
+    std::string head = request_.engine_head(*engine, body.size(), false, needs_.view.kv);
     const Result<void> opened =
         co_await call.open(std::move(head), body, shared.options.answer_timeout, resend);
     if (opened) {

@@ -9,11 +9,15 @@
 #include <fmt/format.h>
 
 #include "router/body/first_token.h"
+#include "router/body/full_report.h"
+#include "router/body/prompt_text.h"
 #include "router/body/request_body.h"
 #include "router/body/split.h"
+#include "router/body/steering.h"
 #include "router/exchange/decode_leg.h"
 #include "router/exchange/first_token_splice.h"
 #include "router/exchange/prefill_leg.h"
+#include "router/kv/kv_routing.h"
 #include "router/page/pages.h"
 #include "router/request/head_check.h"
 #include "router/routing/policy.h"
@@ -64,7 +68,10 @@ Exchange::Exchange(Client& client, Shared& shared, const RequestHead& head)
   ++shared_.metrics.in_flight;
 }
 
-Exchange::~Exchange() { --shared_.metrics.in_flight; }
+Exchange::~Exchange() {
+  --shared_.metrics.in_flight;
+  if (kv_) shared_.kv->finished(*kv_, shared_.now());
+}
 
 std::string Exchange::refusal() { return check_head(request_, record_); }
 
@@ -76,6 +83,7 @@ asio::awaitable<bool> Exchange::run(std::string body) {
     case RouteKind::kHealth:
     case RouteKind::kMetrics:
     case RouteKind::kVersion:
+    case RouteKind::kRoutes:
       co_return co_await send_own_page();
     case RouteKind::kModels:
       co_return co_await send_models();
@@ -90,6 +98,7 @@ asio::awaitable<bool> Exchange::run(std::string body) {
   }
   const Result<std::vector<JsonMember>> members = read_body();
   if (!members) co_return co_await request_.send_error(400, members.error().detail);
+  read_prompt(*members);
   co_return co_await serve(*members);
 }
 
@@ -119,6 +128,20 @@ Result<std::vector<JsonMember>> Exchange::read_body() {
   return members;
 }
 
+void Exchange::read_prompt(const std::vector<JsonMember>& members) {
+  if (shared_.kv == nullptr) return;
+  PromptText prompt = prompt_text(request_.route().name, members);
+  if (prompt.root == 0) return;
+  const std::string* const field = find_field(request_.head().fields, "x-session-id");
+  // vLLM prefers the member.
+  const JsonMember* const member = find_member(members, "session_id");
+  std::string session = member != nullptr ? json_unescape(member->value) : std::string();
+  if (session.empty() && field != nullptr && !is_own_session(*field)) session = *field;
+  kv_ = shared_.kv->begin(std::move(prompt), needs_.model, session);
+  needs_.view.kv = kv_.get();
+  writer_.watch(kv_.get());
+}
+
 asio::awaitable<bool> Exchange::serve(const std::vector<JsonMember>& members) {
   const bool is_unknown = co_await models_.is_unknown(needs_);
   if (client_.is_gone()) co_return false;
@@ -141,6 +164,7 @@ asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
     needs_.report_suspect();
     co_return co_await needs_.refuse_suspect();
   }
+  if (kv_) kv_->is_prefilled = prefilled.what == Prefill::kDone;
   if (wants_token) {
     FirstTokenSplice splice(request_, needs_, wait_, record_, bodies_, writer_);
     const Spliced spliced = co_await splice.run(members, prefilled);
@@ -160,6 +184,10 @@ asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
 }
 
 asio::awaitable<bool> Exchange::decode() {
+  if (kv_ && kv_->wants_full_report && !kv_->is_prefilled) {
+    std::string changed = with_full_report(bodies_.client());
+    bodies_.client() = std::move(changed);
+  }
   DecodeLeg leg(request_, needs_, wait_, record_, writer_);
   co_return co_await leg.run(bodies_.client());
 }
@@ -169,13 +197,16 @@ asio::awaitable<bool> Exchange::send_own_page() {
   std::string_view type = "application/json";
   record_.status = 200;
   if (request_.route().kind == RouteKind::kHealth) {
-    HealthPage health =
-        health_page(shared_.fleet, shared_.namespaces, shared_.is_leaving, shared_.now());
+    HealthPage health = health_page(shared_.fleet, shared_.namespaces, shared_.kv,
+                                    shared_.is_leaving, shared_.now());
     page = std::move(health.text);
     if (!health.is_serving) record_.status = 503;
   } else if (request_.route().kind == RouteKind::kMetrics) {
-    page = metrics_page(shared_.metrics, shared_.fleet, shared_.namespaces, shared_.now());
+    page =
+        metrics_page(shared_.metrics, shared_.fleet, shared_.namespaces, shared_.kv, shared_.now());
     type = "text/plain; version=0.0.4";
+  } else if (request_.route().kind == RouteKind::kRoutes) {
+    page = shared_.kv->log().json(shared_.now());
   } else {
     page = fmt::format("{{\"version\":{}}}\n", json_quote(kVersion));
   }

@@ -2,6 +2,7 @@
 /// \file
 /// One request of a client, from its head to the end of its response.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "router/exchange/response_writer.h"
 #include "router/http/http_message.h"
 #include "router/http/json_text.h"
+#include "router/kv/kv_request.h"
 #include "router/request/access_record.h"
 #include "router/request/client.h"
 #include "router/request/client_request.h"
@@ -48,6 +50,8 @@ class Exchange {
   boost::asio::awaitable<bool> send_unknown_model();
   /// Reads the client's body, and sets the needs. The members are views into the body.
   Result<std::vector<JsonMember>> read_body();
+  /// Looks up what the policy kv-aware knows of the prompt.
+  void read_prompt(const std::vector<JsonMember>& members);
   /// Sends a request with a valid body to engines.
   boost::asio::awaitable<bool> serve(const std::vector<JsonMember>& members);
   boost::asio::awaitable<bool> split(const std::vector<JsonMember>& members);
@@ -57,6 +61,7 @@ class Exchange {
   Client& client_;
   AccessRecord record_;
   ClientRequest request_;
+  std::unique_ptr<KvRequest> kv_;
   EngineNeeds needs_;
   ClientWait wait_;
   EngineModels models_;

@@ -7,7 +7,10 @@
 
 #include "base/log.h"
 #include "router/body/first_token.h"
+#include "router/body/full_report.h"
 #include "router/exchange/decode_attempt.h"
+#include "router/kv/kv_routing.h"
+#include "router/state/kv_leg.h"
 #include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
@@ -65,9 +68,13 @@ asio::awaitable<Prefilled> PrefillLeg::run(const std::vector<JsonMember>& member
     prefilled.what =
         decide(members, is_anthropic, static_cast<std::size_t>(shared_.options.min_prefill_tokens));
   }
+  if (prefilled.what == Prefill::kDone && is_cached()) prefilled.what = Prefill::kCached;
   if (prefilled.what == Prefill::kDone) {
     const TimePoint began = shared_.now();
-    const std::string body = prefill_body(members, is_anthropic, shared_.flow, wants_token);
+    std::string body = prefill_body(members, is_anthropic, shared_.flow, wants_token);
+    if (needs_.view.kv != nullptr && needs_.view.kv->wants_full_report) {
+      body = with_full_report(body);
+    }
     const CountedBytes counted(shared_.metrics.body_bytes, body.size());
     prefilled = co_await try_engines(body);
     record_.prefill_time = shared_.now() - began;
@@ -78,6 +85,15 @@ asio::awaitable<Prefilled> PrefillLeg::run(const std::vector<JsonMember>& member
   }
   if (!wants_token) prefilled.response = std::string();
   co_return prefilled;
+}
+
+bool PrefillLeg::is_cached() const {
+  KvRequest* const kv = needs_.view.kv;
+  if (kv == nullptr || shared_.flow != Flow::kStore) return false;
+  const std::vector<Candidate> engines =
+      shared_.fleet.candidates(Role::kDecode, needs_.fleet_request({}));
+  const auto uncached = shared_.kv->least_uncached(engines, *kv, shared_.now());
+  return uncached && *uncached < static_cast<std::uint64_t>(shared_.options.min_prefill_tokens);
 }
 
 asio::awaitable<Prefilled> PrefillLeg::try_engines(const std::string& body) {
@@ -115,7 +131,7 @@ Duration PrefillLeg::time_limit(std::size_t body_bytes) const {
 asio::awaitable<Result<void>> PrefillLeg::read(UpstreamCall& call, const std::string& body,
                                                Duration limit, std::string& response) {
   const TimePoint end = shared_.now() + limit;
-  std::string head = request_.engine_head(*call.engine(), body.size(), true);
+  std::string head = request_.engine_head(*call.engine(), body.size(), true, needs_.view.kv);
   Result<void> done = co_await call.open(std::move(head), body, limit, Resend::kUnlessSent);
   while (done) {
     const Duration left = std::max<Duration>(end - shared_.now(), std::chrono::milliseconds(1));
@@ -132,6 +148,7 @@ asio::awaitable<Prefilled> PrefillLeg::send(EnginePermit& permit, const std::str
   Engine& engine = *permit.engine();
   const TimePoint began = shared_.now();
   engine.handover.started(began);
+  const KvLeg kv(shared_, needs_.view.kv, engine);
   UpstreamCall call(shared_.engine_connections, permit.engine());
   std::string response;
   Result<void> done;

@@ -41,6 +41,8 @@ class PrefillLeg {
   boost::asio::awaitable<Prefilled> run(const std::vector<JsonMember>& members, bool wants_token);
 
  private:
+  /// Whether a decode engine has so much of the prompt that no prefill pays.
+  [[nodiscard]] bool is_cached() const;
   boost::asio::awaitable<Prefilled> try_engines(const std::string& body);
   boost::asio::awaitable<Prefilled> send(EnginePermit& permit, const std::string& body);
   /// Reads the whole response within `limit`.

@@ -54,6 +54,7 @@ asio::awaitable<Relayed> relay_whole(ResponseWriter& writer, UpstreamCall& call,
     }
   } while (!call.is_complete() && body.size() <= kWholeBytes);
   writer.begin(body, call);
+  writer.note_piece(body);
   writer.record().bytes_out += body.size();
   if (call.is_complete()) {
     const std::string head =

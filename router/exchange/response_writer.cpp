@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "router/body/usage.h"
+#include "router/kv/kv_routing.h"
 #include "router/page/pages.h"
 
 namespace pegaflow::router {
@@ -51,7 +53,21 @@ void ResponseWriter::begin(std::string_view first_bytes, const UpstreamCall& cal
   if (request_.route().kind == RouteKind::kResponses) {
     learn_owner(request_.shared(), first_bytes, call.engine());
   }
+  // The first byte of a response that is not streamed comes with its last token.
+  if (kv_ != nullptr && is_event_stream(call.head())) {
+    Shared& shared = request_.shared();
+    shared.kv->first_token(*kv_, shared.now());
+  }
   bodies_.release();
+}
+
+void ResponseWriter::note_piece(std::string_view bytes) {
+  if (kv_ == nullptr || has_report_) return;
+  const auto usage = find_usage(bytes);
+  if (!usage) return;
+  has_report_ = usage->cached_tokens.has_value();
+  Shared& shared = request_.shared();
+  shared.kv->reported(*kv_, usage->prompt_tokens, usage->cached_tokens, shared.now());
 }
 
 asio::awaitable<bool> ResponseWriter::end_stream_with_error(const Error& error, bool is_in_event) {

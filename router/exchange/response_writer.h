@@ -15,6 +15,8 @@
 
 namespace pegaflow::router {
 
+struct KvRequest;
+
 /// The end of an engine's response, as the client sees it.
 enum class Relayed : unsigned char {
   kWhole,
@@ -40,6 +42,11 @@ class ResponseWriter {
   [[nodiscard]] ClientRequest& request() const noexcept { return request_; }
   [[nodiscard]] AccessRecord& record() const noexcept { return record_; }
 
+  /// Tells `kv` when the engine's answer begins, and which tokens it reports.
+  void watch(KvRequest* kv) noexcept { kv_ = kv; }
+  /// Called with each piece of a response's body.
+  void note_piece(std::string_view bytes);
+
   /// The head for the client, whose status is recorded. `framing` are the lines for the length.
   [[nodiscard]] std::string head(const ResponseHead& head, std::string_view framing);
   /// Called with the first bytes of a response's body, before they are sent: from here on no other
@@ -53,6 +60,8 @@ class ResponseWriter {
   ClientRequest& request_;
   AccessRecord& record_;
   HeldBodies& bodies_;
+  KvRequest* kv_ = nullptr;
+  bool has_report_ = false;  // The engine has reported its cached tokens.
 };
 
 }  // namespace pegaflow::router

@@ -52,6 +52,7 @@ bool StreamRelay::take_events(std::size_t before) {
     writer_.begin(pending_, call_);
   }
   const std::string_view piece = std::string_view(pending_).substr(0, size);
+  writer_.note_piece(piece);
   if (opening_ != nullptr) {
     append_piece(out_, with_first_token_counted(piece), is_chunked_);
   } else {

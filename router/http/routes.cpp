@@ -16,6 +16,7 @@ constexpr std::array kRows = {
     Row{"/health", "GET", {RouteKind::kHealth, "health", false, false}},
     Row{"/metrics", "GET", {RouteKind::kMetrics, "metrics", false, false}},
     Row{"/version", "GET", {RouteKind::kVersion, "version", false, false}},
+    Row{"/routes", "GET", {RouteKind::kRoutes, "routes", false, false}},
     Row{"/v1/models", "GET", {RouteKind::kModels, "models"}},
     Row{"/v1/chat/completions", "POST", {RouteKind::kSplit, "chat"}},
     Row{"/v1/completions", "POST", {RouteKind::kSplit, "completions"}},

@@ -15,6 +15,7 @@ enum class RouteKind : unsigned char {
   kHealth,       ///< The router's own page.
   kMetrics,
   kVersion,
+  kRoutes,     ///< The last decisions of the policy kv-aware.
   kModels,     ///< Merged from all engines.
   kSplit,      ///< Prefill and decode.
   kOne,        ///< One engine responds.

@@ -61,8 +61,10 @@ struct Metrics {
   std::uint64_t name_errors = 0;  ///< Failed lookups of dns:// names.
 };
 
-/// The page /metrics, for Prometheus.
+class KvRouting;
+
+/// The page /metrics, for Prometheus. `kv` is nullptr when no policy is kv-aware.
 std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
-                         const NamespaceView& namespaces, TimePoint now);
+                         const NamespaceView& namespaces, const KvRouting* kv, TimePoint now);
 
 }  // namespace pegaflow::router

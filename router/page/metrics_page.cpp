@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "router/page/kv_page.h"
 #include "router/page/metrics.h"
 
 namespace pegaflow::router {
@@ -165,7 +166,7 @@ void in_flight(MetricsPage& page, const Metrics& metrics) {
 }  // namespace
 
 std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
-                         const NamespaceView& namespaces, TimePoint now) {
+                         const NamespaceView& namespaces, const KvRouting* kv, TimePoint now) {
   MetricsPage page("pegaflow_router_");
   outcomes(page, metrics);
   durations(page, metrics);
@@ -175,6 +176,7 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   in_flight(page, metrics);
   engines(page, fleet, now);
   if (namespaces.is_watched) compared(page, namespaces);
+  if (kv != nullptr) kv_metrics(page, *kv, now);
   return page.text();
 }
 

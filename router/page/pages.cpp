@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "router/http/json_text.h"
+#include "router/page/kv_page.h"
 
 namespace pegaflow::router {
 namespace {
@@ -110,11 +111,11 @@ std::string error_frame(bool is_anthropic, Errc why) {
       json_quote(text));
 }
 
-HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool is_draining,
-                       TimePoint now) {
+HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, const KvRouting* kv,
+                       bool is_draining, TimePoint now) {
   HealthPage page;
   page.is_serving = !is_draining && fleet.any_up(Role::kDecode);
-  bool all_good = namespaces.is_good();
+  bool all_good = namespaces.is_good() && (kv == nullptr || kv_is_good(*kv));
   std::string engines;
   for (const auto& engine : fleet.engines()) {
     constexpr std::array<std::string_view, 3> kBreaker = {"closed", "open", "half_open"};
@@ -125,8 +126,9 @@ HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool
         engine->is_up, kBreaker[static_cast<std::size_t>(engine->breaker.state(now))],
         engine->inflight);
   }
-  const std::string rest =
+  std::string rest =
       namespaces.is_watched ? ",\n\"namespaces\":" + namespaces.json() : std::string();
+  if (kv != nullptr) rest += ",\n\"kv_aware\":" + kv_health(*kv, now);
   page.text = fmt::format("{{\"status\":\"{}\",\"engines\":[{}\n]{}}}\n",
                           is_draining        ? "draining"
                           : !page.is_serving ? "down"

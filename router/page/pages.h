@@ -23,12 +23,15 @@ std::string error_response(unsigned status, std::string_view text, bool is_anthr
 /// An event that reports an incomplete stream and ends it. No [DONE] follows.
 std::string error_frame(bool is_anthropic, Errc why);
 
+class KvRouting;
+
 struct HealthPage {
   std::string text;  ///< JSON.
   bool is_serving = false;
 };
-HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, bool is_draining,
-                       TimePoint now);
+/// `kv` is nullptr when no policy is kv-aware.
+HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, const KvRouting* kv,
+                       bool is_draining, TimePoint now);
 
 /// The response to a request for a model that no engine serves, in vLLM's format.
 std::string unknown_model_response(std::string_view model, bool is_anthropic,

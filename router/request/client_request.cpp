@@ -7,6 +7,7 @@
 
 #include "router/body/steering.h"
 #include "router/http/cors.h"
+#include "router/kv/kv_request.h"
 #include "router/page/pages.h"
 
 namespace pegaflow::router {
@@ -52,8 +53,9 @@ bool ClientRequest::keeps_connection() {
   return keeps;
 }
 
-std::string ClientRequest::engine_head(const Engine& engine, std::size_t body_size,
-                                       bool is_prefill) const {
+std::string ClientRequest::engine_head(const Engine& engine, std::size_t body_size, bool is_prefill,
+                                       const KvRequest* kv) const {
+  const bool names_rank = kv != nullptr && kv->placed && kv->placed->names_rank;
   // Fields that do not affect a prefill stay: LoRA routing, tenants and tracing use them.
   std::string request;
   request.reserve(512);
@@ -69,12 +71,17 @@ std::string ClientRequest::engine_head(const Engine& engine, std::size_t body_si
     }
     if (is("x-session-id") && is_own_session(field.value)) continue;
     if (hides_keys && (is("authorization") || is("x-api-key"))) continue;
+    if (names_rank && is("x-data-parallel-rank")) continue;
     if (is_prefill && is("accept")) continue;  // A prefill engine always responds with JSON.
     append_field(request, field);
   }
   if (!shared_.engine_key.empty()) {
     request += fmt::format("Authorization: Bearer {}\r\n", shared_.engine_key);
   }
+  if (kv != nullptr && kv->has_lesson && kv->adds_session) {
+    request += fmt::format("X-Session-ID: {}\r\n", kv->session);
+  }
+  if (names_rank) request += fmt::format("X-data-parallel-rank: {}\r\n", kv->placed->rank);
   // Without its length a body would be the engine's next request, whatever the method is.
   if ((head_.method != "GET" && !is_head()) || body_size > 0) {
     request += fmt::format("Content-Length: {}\r\n", body_size);

@@ -40,9 +40,10 @@ class ClientRequest {
   /// client's connection ends with it.
   bool keeps_connection();
 
-  /// The head of a request to an engine, for a body of `body_size` bytes.
+  /// The head of a request to an engine, for a body of `body_size` bytes. With `kv` it names the
+  /// request's session and the engine's rank.
   [[nodiscard]] std::string engine_head(const Engine& engine, std::size_t body_size,
-                                        bool is_prefill) const;
+                                        bool is_prefill, const KvRequest* kv = nullptr) const;
   /// The head of a response that an engine has sent. `framing` are the lines for its length.
   [[nodiscard]] std::string response_head(const ResponseHead& head, std::string_view framing);
   /// The head of a response of the router's own. `fields` are whole lines.

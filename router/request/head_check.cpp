@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <ctime>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "cluster/peer_proof.h"
 #include "router/body/request_body.h"
 #include "router/config/access.h"
 #include "router/http/cors.h"
@@ -37,6 +40,17 @@ bool has_wrong_type(const ClientRequest& request) {
                               route.kind == RouteKind::kResponses;
   const std::string* const type = find_field(request.head().fields, "content-type");
   return is_for_engines && route.body == BodyKind::kJson && type != nullptr && !is_json_type(*type);
+}
+
+/// Whether the request has a token that was made with one of the secrets.
+bool has_token(const cluster::PeerSecrets& secrets, const RequestHead& head) {
+  constexpr std::string_view kBearer = "Bearer ";
+  const std::string* const field = find_field(head.fields, "authorization");
+  if (field == nullptr || !field->starts_with(kBearer)) return false;
+  return cluster::is_http_token(
+      secrets, {.time = 0, .method = head.method, .target = head.target, .body = {}},
+      std::string_view(*field).substr(kBearer.size()),
+      static_cast<std::uint64_t>(std::time(nullptr)));
 }
 
 }  // namespace
@@ -84,6 +98,17 @@ std::string check_head(ClientRequest& request, AccessRecord& record) {
       const double seconds = std::chrono::duration<double>(verdict.retry_after).count();
       return refuse(429, "too many requests with this API key",
                     fmt::format("Retry-After: {}\r\n", std::max(1.0, std::ceil(seconds))));
+    }
+  }
+  if (route.kind == RouteKind::kRoutes) {
+    if (shared.kv == nullptr) return refuse(404, "no policy of this router is kv-aware");
+    if (!shared.secrets) {
+      return refuse(403,
+                    "this page is for those who have the secret of servers and routers: start the "
+                    "router with --peer-secret-file FILE");
+    }
+    if (!has_token(*shared.secrets, head)) {
+      return refuse(401, "the token is missing, wrong or too old; `pegaflow routes` makes one");
     }
   }
   if (has_wrong_type(request)) return refuse(415, "the Content-Type must be application/json");

@@ -148,15 +148,16 @@ bool Fleet::has_room_for(const Engine& engine, const Request& request) const {
          may_have(engine, request, wanted(engine.role, request));
 }
 
-Fleet::Choice Fleet::choose(Role role, const Request& request) {
+Fleet::Found Fleet::find(Role role, const Request& request) const {
   const TimePoint now = clock_.now();
   const Serves least = wanted(role, request);
+  Found found;
   bool any = false;
   bool up = false;
   bool suspended = false;
   bool busy = false;
   // In the order of preference: breaker closed and not tried, tried, breaker open.
-  std::array<std::vector<const std::shared_ptr<Engine>*>, 3> found;
+  std::array<std::vector<std::shared_ptr<Engine>>, 3> groups;
   for (const auto& engine : engines_) {
     if (engine->role != role) continue;
     if (!may_have(*engine, request, least)) continue;
@@ -173,17 +174,33 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
     }
     const bool was_tried =
         std::find(request.tried.begin(), request.tried.end(), engine.get()) != request.tried.end();
-    found[!engine->breaker.allows(now) ? 2 : was_tried ? 1 : 0].push_back(&engine);
+    groups[!engine->breaker.allows(now) ? 2 : was_tried ? 1 : 0].push_back(engine);
   }
-  for (const auto& group : found) {
+  for (auto& group : groups) {
     if (group.empty()) continue;
-    std::vector<Candidate> candidates;
-    candidates.reserve(group.size());
-    for (const auto* each : group) candidates.push_back({(*each)->id, (*each)->inflight});
-    return {*group[policies_[static_cast<std::size_t>(role)]->choose(candidates, request.view)]};
+    found.engines = std::move(group);
+    found.candidates.reserve(found.engines.size());
+    for (const auto& each : found.engines) {
+      found.candidates.push_back({each->id, each->inflight});
+    }
+    return found;
   }
-  if (suspended && !busy) return {nullptr, Why::kSuspended};
-  return {nullptr, !any ? Why::kNone : !up ? Why::kDown : Why::kBusy};
+  found.why = suspended && !busy ? Why::kSuspended
+              : !any             ? Why::kNone
+              : !up              ? Why::kDown
+                                 : Why::kBusy;
+  return found;
+}
+
+Fleet::Choice Fleet::choose(Role role, const Request& request) {
+  const Found found = find(role, request);
+  if (found.why != Why::kFound) return {nullptr, found.why};
+  Policy& policy = *policies_[static_cast<std::size_t>(role)];
+  return {found.engines[policy.choose(found.candidates, request.view)]};
+}
+
+std::vector<Candidate> Fleet::candidates(Role role, const Request& request) const {
+  return find(role, request).candidates;
 }
 
 bool Fleet::is_unknown_model(std::string_view model) const {

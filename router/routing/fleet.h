@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,12 @@ struct EngineList {
   static Result<EngineList> parse(std::string_view text);
 };
 
+/// When an engine was asked for the addresses of its KV events.
+struct EventSourcesState {
+  bool is_asked = false;  ///< A request is in flight.
+  std::optional<TimePoint> asked_at{};
+};
+
 /// One engine in one role. Thread-bound.
 struct Engine {
   Engine(EngineUrl its_url, Role its_role, const Breaker::Options& options);
@@ -53,6 +60,7 @@ struct Engine {
   Breaker breaker;
   HandoverWatch handover;  ///< Used with prefill engines only.
   ModelList models;
+  EventSourcesState event_sources;
   bool is_up = true;        ///< The result of its health checks; assumed before the first.
   bool is_removed = false;  ///< No longer listed: finishes its requests.
   std::size_t inflight = 0;
@@ -107,6 +115,9 @@ class Fleet {
   /// refusing.
   Choice choose(Role role, const Request& request);
 
+  /// The engines among which choose() would choose now; empty when there is none.
+  [[nodiscard]] std::vector<Candidate> candidates(Role role, const Request& request) const;
+
   /// Whether choose() could return `engine` for the request now.
   [[nodiscard]] bool has_room_for(const Engine& engine, const Request& request) const;
 
@@ -122,6 +133,12 @@ class Fleet {
   [[nodiscard]] bool any_up(Role role) const;
 
  private:
+  struct Found {
+    std::vector<std::shared_ptr<Engine>> engines{};
+    std::vector<Candidate> candidates{};  // In the order of `engines`.
+    Why why = Why::kFound;
+  };
+  [[nodiscard]] Found find(Role role, const Request& request) const;
   [[nodiscard]] bool has_room(const Engine& engine) const;
   /// The minimum of Serves that an engine needs for the request; kNo: any engine.
   [[nodiscard]] Serves wanted(Role role, const Request& request) const;

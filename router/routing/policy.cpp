@@ -87,10 +87,11 @@ Result<std::unique_ptr<Policy>> make_policy(std::string_view name, std::uint64_t
   if (name == "least-load") return std::make_unique<LeastLoad>();
   if (name == "power-of-two") return std::make_unique<PowerOfTwo>(seed);
   if (name == "consistent-hash") return std::make_unique<ConsistentHash>();
-  return fail(Errc::kInvalidArgument,
-              "unknown policy \"{}\"; the policies are round-robin, least-load, power-of-two and "
-              "consistent-hash",
-              name);
+  return fail(
+      Errc::kInvalidArgument,
+      "unknown policy \"{}\"; the policies are kv-aware, round-robin, least-load, power-of-two and "
+      "consistent-hash",
+      name);
 }
 
 std::uint64_t hash_key(std::string_view text) {

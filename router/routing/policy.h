@@ -13,6 +13,8 @@
 
 namespace pegaflow::router {
 
+struct KvRequest;
+
 /// An engine as a policy sees it.
 struct Candidate {
   std::uint64_t id = 0;  ///< A hash of its URL: the same in every router and after a restart.
@@ -24,6 +26,8 @@ struct RequestView {
   /// A hash that related requests share: of their session, or of the beginning of their prompt.
   /// 0: unknown.
   std::uint64_t affinity = 0;
+  /// Its prompt, for the policy kv-aware, which notes its choice there; nullptr: unknown.
+  KvRequest* kv = nullptr;
 };
 
 /// Chooses among candidates. Thread-bound.

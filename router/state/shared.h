@@ -10,6 +10,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "base/clock.h"
+#include "cluster/peer_proof.h"
 #include "router/body/cache_salt.h"
 #include "router/body/split.h"
 #include "router/config/access.h"
@@ -24,6 +25,7 @@
 namespace pegaflow::router {
 
 class EngineConnections;
+class KvRouting;
 
 /// The parts of one router. Thread-bound; outlives all connections.
 struct Shared {
@@ -33,12 +35,14 @@ struct Shared {
   Fleet& fleet;
   EngineConnections& engine_connections;
   Deadlines& deadlines;
-  std::optional<AccessList> access{};  ///< Empty: every client has access.
-  std::optional<CacheSalts> salts{};   ///< Empty: prompts are not salted.
-  std::string engine_key{};            ///< Sent to engines; empty: none.
+  std::optional<AccessList> access{};             ///< Empty: every client has access.
+  std::optional<CacheSalts> salts{};              ///< Empty: prompts are not salted.
+  std::string engine_key{};                       ///< Sent to engines; empty: none.
+  std::optional<cluster::PeerSecrets> secrets{};  ///< Shared with servers; empty: none.
   Metrics metrics{};
   NamespaceView namespaces{};
   WaitingLine line{};
+  KvRouting* kv = nullptr;  ///< nullptr: no policy is kv-aware.
   ResponseOwners response_owners{};
   std::mt19937_64 random;
   TimePoint models_refreshed{};  ///< The last poll of all engines for an unknown model.

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "router/upstream/engine_connections.h"
 #include "router/upstream/upstream.h"
+#include "router/watch/kv_watch.h"
 #include "router/watch/model_watch.h"
 
 namespace pegaflow::router {
@@ -35,6 +36,7 @@ HealthChecks::HealthChecks(Shared& shared, const EngineList& list, RouterFiles f
           }) {
   names_.set(list);
   shared_.fleet.set(names_.engines());
+  tell_kv();
 }
 
 void HealthChecks::find_engines() {
@@ -45,9 +47,17 @@ void HealthChecks::find_engines() {
   shared_.io.restart();
 }
 
+void HealthChecks::tell_kv() {
+  if (shared_.kv != nullptr) {
+    shared_.kv->fleet().set_engines(shared_.fleet.engines(), shared_.now());
+    shared_.kv->pools().attach_engines();
+  }
+}
+
 void HealthChecks::use_engines() {
   const std::vector<std::shared_ptr<Engine>> before = shared_.fleet.engines();
   shared_.fleet.set(names_.engines());
+  tell_kv();
   shared_.line.serve_all(shared_.fleet);
   const auto& now = shared_.fleet.engines();
   kLog.info("engines changed engines={}", now.size());
@@ -98,6 +108,16 @@ void HealthChecks::look_at_files() {
       kLog.error("the engines' API key stays unchanged: {}", key.error().detail);
     }
   }
+  if (files_.secrets.has_changed()) {
+    Result<std::optional<cluster::PeerSecrets>> secrets = shared_.options.secrets();
+    if (secrets) {
+      shared_.secrets = std::move(*secrets);
+      kLog.info("the secrets of servers and routers were read again");
+    } else {
+      ++shared_.metrics.key_file_errors;
+      kLog.error("the secrets of servers and routers stay unchanged: {}", secrets.error().detail);
+    }
+  }
   if (files_.salt_key.has_changed()) {
     Result<std::optional<CacheSalts>> salts = shared_.options.cache_salts();
     if (salts) {
@@ -119,6 +139,7 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     engine.is_up = true;
     engine.breaker.succeeded();      // Failures before the restart do not count.
     engine.models.asked_at.reset();  // It may have restarted with another model.
+    if (shared_.kv != nullptr) shared_.kv->fleet().ask_again(engine.id);
     kLog.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
     shared_.line.serve_all(shared_.fleet);
     return;
@@ -154,6 +175,7 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
     note(*engine, got->status == 200, fmt::format("status {}", got->status));
     if (got->status == 200) {
       refresh_model_list(shared_, engine, shared_.options.models_interval);
+      refresh_event_sources(shared_, engine);
     }
   }
 }

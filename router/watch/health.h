@@ -21,12 +21,14 @@ struct RouterFiles {
       : engines(options.engines_file),
         api_keys(options.api_keys_file),
         engine_key(options.engine_api_key_file),
-        salt_key(options.cache_salt_key_file) {}
+        salt_key(options.cache_salt_key_file),
+        secrets(options.peer_secret_file) {}
 
   WatchedFile engines;
   WatchedFile api_keys;
   WatchedFile engine_key;
   WatchedFile salt_key;
+  WatchedFile secrets;
 };
 
 /// Runs until stop(). Thread-bound.
@@ -48,6 +50,8 @@ class HealthChecks {
   void note(Engine& engine, bool is_good, const std::string& why);
   void look_at_files();
   void use_engines();
+  /// Tells the policy kv-aware which engines there are.
+  void tell_kv();
 
   Shared& shared_;
   boost::asio::steady_timer timer_;

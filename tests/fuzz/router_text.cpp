@@ -2,7 +2,8 @@
 //
 // The router accepts the same JSON as another parser. The bodies for both engines are JSON with the
 // expected meaning, also those that continue after a token. The events of a stream do not depend on
-// the cut. No server's list of instances causes a crash.
+// the cut. What the policy kv-aware adds leaves the rest of a body as it was. No answer of an
+// engine or a server causes a crash.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,10 +18,15 @@
 #include "base/assert.h"
 #include "router/body/cache_salt.h"
 #include "router/body/first_token.h"
+#include "router/body/full_report.h"
+#include "router/body/kv_hints.h"
+#include "router/body/prompt_text.h"
 #include "router/body/split.h"
 #include "router/body/steering.h"
+#include "router/body/usage.h"
 #include "router/http/json_text.h"
 #include "router/http/sse.h"
+#include "router/kv/pool_page.h"
 #include "router/routing/namespaces.h"
 
 namespace pegaflow::router {
@@ -160,6 +166,37 @@ void check_salt(const std::string& text, const std::vector<JsonMember>& members,
   if (is_set) PEGA_ASSERT(anywhere["cache_salt"] == wanted["cache_salt"], "another salt");
 }
 
+/// The policy kv-aware reads a body, and adds to it.
+void check_kv(const std::string& text, const std::vector<JsonMember>& members, const json& parsed) {
+  for (const std::string_view route : {"chat", "completions", "messages", "responses", "other"}) {
+    const PromptText prompt = prompt_text(route, members);
+    PEGA_ASSERT(prompt.root != 0 || (prompt.text.empty() && prompt.tokens.empty()),
+                "a text without a root");
+    PEGA_ASSERT(prompt.text.size() <= text.size() + members.size(), "more text than the body has");
+  }
+  const json full = json::parse(with_full_report(text), nullptr, false);
+  PEGA_ASSERT(full.is_object(), "the body with a full report is not JSON");
+  const auto xargs = parsed.find("vllm_xargs");
+  if (xargs == parsed.end()) {
+    json wanted = parsed;
+    wanted["vllm_xargs"] = {{"kv_cache_report_mode", "full"}};
+    PEGA_ASSERT(full == wanted, "another body");
+  }
+  if (!parsed.contains("kv_transfer_params")) {
+    json wanted = parsed;
+    wanted["kv_transfer_params"] = {{"pegaflow", {{"hints", "compute"}}}};
+    PEGA_ASSERT(json::parse(with_hint(text, "\"compute\"")) == wanted, "another body");
+  }
+}
+
+/// Answers of engines and servers.
+void check_answers(const std::string& text) {
+  (void)find_usage(text);
+  (void)PoolPage::read(text);
+  (void)PoolPage::read("PEGABLK1" + text);
+  (void)LinksPage::read(text);
+}
+
 void check_body(const std::string& text) {
   const auto members = read_members(text);
   if (!members && members.error().detail.find("too many") != std::string::npos) return;
@@ -178,6 +215,7 @@ void check_body(const std::string& text) {
 
   check_steering(text, *members, parsed);
   check_salt(text, *members, parsed);
+  check_kv(text, *members, parsed);
 }
 
 void check_stream(std::string_view bytes, std::size_t step) {
@@ -212,6 +250,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
   pegaflow::router::check_body(text);
   (void)pegaflow::router::read_instances(text);
+  pegaflow::router::check_answers(text);
   pegaflow::router::check_stream(text, data[0] % 32 + 1);
   return 0;
 }

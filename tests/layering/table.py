@@ -31,7 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "server": ("base/", "capnp/", "cluster/", "engine/", "server/", "transport/"),
     "index": ("base/", "index/"),
-    "router": ("base/", "index/", "router/"),
+    "router": ("base/", "cluster/peer_proof.h", "index/", "router/"),
     # The native module is where the engine's side is put together, so it names concrete devices.
     "pyclient": (
         "base/",
@@ -86,6 +86,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "http",
         "body",
         "routing",
+        "kv",
         "upstream",
         "page",
         "config",

@@ -232,6 +232,9 @@ class StreamingEngine:
             if target == "/health":
                 await Answer(writer).whole(b"", 200 if self.is_healthy else 503)
                 continue
+            if target == "/kv_event_sources":
+                await Answer(writer).whole(b"", 404)  # An engine without KV events.
+                continue
             if target == "/v1/models" and "x-request-id" not in headers:
                 self.model_questions += 1
                 data = [{"id": model} for model in self.models or []]

@@ -53,7 +53,7 @@ TEST_SUITE("pages") {
     fleet.set(EngineList::parse("prefill http://p:1\ndecode http://d:1").value());
     NamespaceView namespaces;
     const auto health = [&](bool is_draining) {
-      return health_page(fleet, namespaces, is_draining, {});
+      return health_page(fleet, namespaces, nullptr, is_draining, {});
     };
     HealthPage page = health(false);
     CHECK(page.is_serving);
@@ -69,7 +69,7 @@ TEST_SUITE("pages") {
     Metrics metrics;
     metrics.requests[{"chat", "2xx"}] = 3;
     metrics.first_event.record(std::chrono::milliseconds(3));
-    const std::string text = metrics_page(metrics, fleet, namespaces, {});
+    const std::string text = metrics_page(metrics, fleet, namespaces, nullptr, {});
     for (const char* const line :
          {"pegaflow_router_requests_total{route=\"chat\",status=\"2xx\"} 3",
           "pegaflow_router_engine_up{role=\"decode\",engine=\"http://d:1\"} 0",
@@ -89,11 +89,11 @@ TEST_SUITE("pages") {
                 clock);
     fleet.set(EngineList::parse("decode http://d:1").value());
     NamespaceView namespaces{true, {{"http://s:1", true}}, {}};
-    CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "ok");
+    CHECK(json::parse(health_page(fleet, namespaces, nullptr, false, {}).text)["status"] == "ok");
     const std::vector<InstanceNamespace> two = {{"p", "1", {{"tp", "1"}}},
                                                 {"d", "2", {{"tp", "2"}}}};
     namespaces.report = compare_namespaces(two);
-    const HealthPage page = health_page(fleet, namespaces, false, {});
+    const HealthPage page = health_page(fleet, namespaces, nullptr, false, {});
     CHECK(page.is_serving);
     CHECK(json::parse(page.text)["status"] == "degraded");
     CHECK(json::parse(page.text)["namespaces"] ==
@@ -101,7 +101,7 @@ TEST_SUITE("pages") {
             {"value":"1","instances":["p"]},{"value":"2","instances":["d"]}]}],
             "servers":[{"url":"http://s:1","up":true}]})"));
     namespaces.servers[0].is_up = false;
-    const std::string text = metrics_page({}, fleet, namespaces, {});
+    const std::string text = metrics_page({}, fleet, namespaces, nullptr, {});
     for (const char* const line :
          {"pegaflow_router_namespaces 2", "pegaflow_router_namespace_instances 2",
           "pegaflow_router_namespace_values{factor=\"tp\"} 2",
@@ -110,7 +110,8 @@ TEST_SUITE("pages") {
       CHECK(text.find(line) != std::string::npos);
     }
     namespaces.report = {};
-    CHECK(json::parse(health_page(fleet, namespaces, false, {}).text)["status"] == "degraded");
+    CHECK(json::parse(health_page(fleet, namespaces, nullptr, false, {}).text)["status"] ==
+          "degraded");
   }
 
   TEST_CASE("a model that no engine serves is rejected as vLLM rejects it") {

@@ -1,0 +1,294 @@
+#include "router/kv/kv_fleet.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace pegaflow::router {
+
+namespace {
+
+constexpr Log kLog{"router"};
+
+/// Blocks of one call of the index.
+constexpr std::size_t kSlice = 2048;
+
+}  // namespace
+
+KvFleet::KvFleet(index::BlockIndex& blocks, index::Placement& placement,
+                 index::ExpectedBlocks& expected, KvLessons& lessons, KvStreams streams)
+    : blocks_(blocks),
+      placement_(placement),
+      expected_(expected),
+      lessons_(lessons),
+      streams_(std::move(streams)) {}
+
+bool KvFleet::add_rank(Entry& entry, std::uint64_t engine, std::uint32_t number) {
+  const auto holder = blocks_.add_engine();
+  if (!holder) {
+    ++stats_.refused;
+    entry.sources_error = holder.error().detail;
+    return false;
+  }
+  const auto place = placement_.add_engine({});
+  if (!place) {
+    blocks_.remove(*holder);
+    ++stats_.refused;
+    entry.sources_error = place.error().detail;
+    return false;
+  }
+  auto rank = std::make_unique<Rank>();
+  rank->engine = engine;
+  rank->number = number;
+  rank->url = entry.url;
+  rank->holder = *holder;
+  rank->place = *place;
+  entry.ranks.push_back(std::move(rank));
+  return true;
+}
+
+void KvFleet::remove_rank(Rank& rank) {
+  if (rank.stream != 0) {
+    streams_.remove(rank.stream);
+    by_stream_.erase(rank.stream);
+  }
+  expected_.forget(rank.place);
+  placement_.remove_engine(rank.place);
+  blocks_.remove(rank.holder);
+}
+
+void KvFleet::set_engines(std::span<const std::shared_ptr<Engine>> engines, TimePoint now) {
+  std::unordered_map<std::uint64_t, Entry> before = std::exchange(entries_, {});
+  for (const auto& engine : engines) {
+    if (entries_.contains(engine->id)) continue;  // It has both roles.
+    const auto known = before.find(engine->id);
+    if (known != before.end()) {
+      entries_.insert(before.extract(known));
+      continue;
+    }
+    Entry entry{.url = engine->url.text, .ranks = {}};
+    add_rank(entry, engine->id, 0);
+    entries_.emplace(engine->id, std::move(entry));
+  }
+  for (auto& [id, entry] : before) {
+    for (const auto& rank : entry.ranks) {
+      rank->source.remove(now);
+      remove_rank(*rank);
+    }
+  }
+}
+
+void KvFleet::close_stream(Rank& rank, TimePoint now) {
+  if (rank.stream == 0) return;
+  streams_.remove(rank.stream);
+  by_stream_.erase(rank.stream);
+  rank.stream = 0;
+  rank.source.remove(now);
+  rank.source = index::Source();
+  rank.address = {};
+  blocks_.clear(rank.holder);
+  expected_.forget(rank.place);
+}
+
+void KvFleet::open_stream(Rank& rank, const index::EventAddress& address) {
+  const index::StreamId stream = next_stream_++;
+  const Result<void> added = streams_.add(stream, {.endpoint = address.endpoint,
+                                                   .replay_endpoint = address.replay_endpoint,
+                                                   .topic = address.topic,
+                                                   .decoder = {}});
+  if (!added) {
+    kLog.warn("the events of an engine are not received engine={} rank={} why=\"{}\"", rank.url,
+              rank.number, added.error().detail);
+    return;
+  }
+  index::Source::Options options;
+  options.can_replay = !address.replay_endpoint.empty();
+  options.rank = rank.number;
+  if (address.block_size != 0) options.block_size = address.block_size;
+  rank.source = index::Source(options);
+  rank.stream = stream;
+  rank.address = address;
+  by_stream_.emplace(stream, &rank);
+}
+
+void KvFleet::set_addresses(std::uint64_t engine, std::vector<index::EventAddress> addresses,
+                            std::string error, TimePoint now) {
+  const auto found = entries_.find(engine);
+  if (found == entries_.end()) return;
+  Entry& entry = found->second;
+  entry.was_asked = true;
+  entry.sources_error = std::move(error);
+  // Ranks without events still have their account, so rank 0 stays.
+  std::vector<std::unique_ptr<Rank>> gone;
+  std::erase_if(entry.ranks, [&](std::unique_ptr<Rank>& rank) {
+    const bool stays = rank->number == 0 ||
+                       std::any_of(addresses.begin(), addresses.end(), [&](const auto& address) {
+                         return address.rank == rank->number;
+                       });
+    if (!stays) gone.push_back(std::move(rank));
+    return !stays;
+  });
+  for (const auto& rank : gone) remove_rank(*rank);
+  for (const index::EventAddress& address : addresses) {
+    auto at = std::find_if(entry.ranks.begin(), entry.ranks.end(),
+                           [&](const auto& rank) { return rank->number == address.rank; });
+    if (at == entry.ranks.end()) {
+      if (!add_rank(entry, engine, address.rank)) break;
+      at = std::prev(entry.ranks.end());
+    }
+    if ((*at)->stream != 0 && (*at)->address == address) continue;
+    close_stream(**at, now);
+    open_stream(**at, address);
+  }
+  for (const auto& rank : entry.ranks) {
+    const bool is_listed = std::any_of(
+        addresses.begin(), addresses.end(),
+        [&](const index::EventAddress& address) { return address.rank == rank->number; });
+    if (!is_listed) close_stream(*rank, now);
+  }
+  std::sort(entry.ranks.begin(), entry.ranks.end(),
+            [](const auto& a, const auto& b) { return a->number < b->number; });
+}
+
+bool KvFleet::was_asked(std::uint64_t engine) const {
+  const Entry* const entry = find(engine);
+  return entry == nullptr || entry->was_asked;
+}
+
+void KvFleet::ask_again(std::uint64_t engine) {
+  const auto found = entries_.find(engine);
+  if (found != entries_.end()) found->second.was_asked = false;
+}
+
+void KvFleet::arrive(index::Arrival&& arrival, TimePoint now) {
+  const auto found = by_stream_.find(arrival.stream);
+  if (found == by_stream_.end()) return;  // Its stream was closed.
+  Rank& rank = *found->second;
+  using Kind = index::Arrival::Kind;
+  switch (arrival.kind) {
+    case Kind::kConnected:
+      rank.source.connected(now);
+      break;
+    case Kind::kDisconnected:
+      ask_again(rank.engine);  // Its next process may publish elsewhere.
+      rank.source.disconnected(now);
+      break;
+    case Kind::kLive:
+      rank.source.live(arrival.sequence, std::move(arrival.batch), now);
+      break;
+    case Kind::kReplayed:
+      rank.source.replayed(arrival.ticket, arrival.sequence, std::move(arrival.batch), now);
+      break;
+    case Kind::kReplayEnd:
+    case Kind::kReplayFailed:
+      rank.source.replay_ended(arrival.ticket, arrival.kind == Kind::kReplayEnd, now);
+      break;
+    case Kind::kOverflow:
+      rank.source.overflowed(now);
+      break;
+  }
+  run_actions(rank, now);
+}
+
+void KvFleet::tick(TimePoint now) {
+  for (auto& [id, entry] : entries_) {
+    for (const auto& rank : entry.ranks) {
+      if (rank->stream == 0) continue;
+      rank->source.tick(now);
+      run_actions(*rank, now);
+    }
+  }
+}
+
+void KvFleet::run_actions(Rank& rank, TimePoint now) {
+  index::SourceAction action;
+  while (rank.source.next(action)) {
+    using Kind = index::SourceAction::Kind;
+    switch (action.kind) {
+      case Kind::kApply:
+        apply(rank, action.batch);
+        break;
+      case Kind::kForget:
+        blocks_.clear(rank.holder);
+        expected_.forget(rank.place);
+        break;
+      case Kind::kReplay: {
+        const Result<void> asked = streams_.replay(rank.stream, action.ticket, action.from);
+        if (!asked) rank.source.replay_ended(action.ticket, false, now);
+        break;
+      }
+      case Kind::kTrust:
+        kLog.info("the state of an engine's events is {} engine={} rank={} reason=\"{}\"",
+                  index::to_string(action.trust), rank.url, rank.number, action.reason);
+        break;
+    }
+  }
+}
+
+void KvFleet::apply(Rank& rank, const index::KvBatch& batch) {
+  for (const index::KvEvent& event : batch.events) {
+    switch (event.kind) {
+      case index::EventKind::kStored:
+        apply_stored(rank, event);
+        break;
+      case index::EventKind::kRemoved:
+        keys_.clear();
+        for (const std::uint64_t hash : event.hashes) keys_.push_back(index::key_of(0, hash));
+        for (std::size_t at = 0; at < keys_.size(); at += kSlice) {
+          blocks_.erase(rank.holder,
+                        std::span(keys_).subspan(at, std::min(kSlice, keys_.size() - at)));
+        }
+        stats_.removed += keys_.size();
+        break;
+      case index::EventKind::kCleared:
+        blocks_.clear(rank.holder);
+        expected_.forget(rank.place);
+        ++stats_.cleared;
+        break;
+    }
+  }
+}
+
+void KvFleet::apply_stored(Rank& rank, const index::KvEvent& event) {
+  keys_.clear();
+  for (const std::uint64_t hash : event.hashes) keys_.push_back(index::key_of(0, hash));
+  for (std::size_t at = 0; at < keys_.size(); at += kSlice) {
+    blocks_.store(rank.holder, std::span(keys_).subspan(at, std::min(kSlice, keys_.size() - at)),
+                  at == 0 && !event.parent);
+  }
+  stats_.stored += keys_.size();
+  if (event.session_id.empty()) return;
+  const index::Key parent = event.parent ? index::key_of(0, *event.parent) : 0;
+  lessons_.stored(event.session_id, event.parent ? &parent : nullptr, keys_.data(), keys_.size());
+}
+
+const KvFleet::Entry* KvFleet::find(std::uint64_t engine) const {
+  const auto found = entries_.find(engine);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+KvFleet::Rank* KvFleet::find_rank(std::uint64_t engine, std::uint32_t number) {
+  const auto found = entries_.find(engine);
+  if (found == entries_.end()) return nullptr;
+  for (const auto& rank : found->second.ranks) {
+    if (rank->number == number) return rank.get();
+  }
+  return nullptr;
+}
+
+void KvFleet::attach(std::uint64_t engine, std::optional<index::HolderId> holder,
+                     index::NodeId node) {
+  const auto found = entries_.find(engine);
+  if (found == entries_.end()) return;
+  for (const auto& rank : found->second.ranks) {
+    if (holder) {
+      blocks_.attach(rank->holder, *holder);
+    } else {
+      blocks_.detach(rank->holder);
+    }
+    placement_.set_node(rank->place, node);
+  }
+}
+
+}  // namespace pegaflow::router

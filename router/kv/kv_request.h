@@ -1,0 +1,50 @@
+#pragma once
+/// \file
+/// One request as the policy kv-aware sees it.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "index/placement/placement.h"
+#include "index/text.h"
+#include "index/text_index.h"
+
+namespace pegaflow::router {
+
+/// The place that was chosen for one leg of a request.
+struct KvChoice {
+  std::uint64_t engine = 0;            ///< Engine::id.
+  std::uint32_t rank = 0;              ///< Data-parallel rank.
+  bool is_by_cost = false;             ///< Not chosen by the other policy.
+  bool names_rank = false;             ///< The engine has several ranks: the request names one.
+  index::Terms terms{};                ///< The cost of the engine, and what it has.
+  std::uint32_t predicted_cached = 0;  ///< Tokens that the engine should report as cached.
+  std::uint64_t log_entry = 0;         ///< Number in the RouteLog; 0: none.
+  std::string hint{};  ///< JSON for the engine's connector: the nodes to ask first, or "compute".
+};
+
+/// The prompt of one request, the blocks that it is known to have, and where it was placed. Created
+/// by KvRouting::begin(), which also ends it. Thread-bound.
+struct KvRequest {
+  std::uint64_t id = 0;  ///< Unique among the requests of this router.
+  std::string model{};
+  std::string text_bytes{};             ///< Owns the text until it was learned.
+  index::Text text{};                   ///< Views `text_bytes`.
+  std::vector<std::uint32_t> tokens{};  ///< A prompt that is given as token ids.
+  index::TextIndex::Known known{};      ///< The blocks of the text.
+  std::string session{};                ///< The session id by which the engine names the request.
+  bool adds_session = false;            ///< The router has to send it; otherwise the client does.
+  bool wants_full_report = false;       ///< The engine has to report reused blocks, too.
+  std::uint32_t prompt_tokens = 0;      ///< Known or estimated.
+  std::optional<KvChoice> choice{};     ///< The last Policy::choose().
+  std::optional<KvChoice> placed{};     ///< The leg that is in flight.
+  bool is_prefilled = false;            ///< A prefill engine has computed and saved the prompt.
+  bool has_first_token = false;         ///< That leg has sent its first byte.
+  bool has_lesson = false;              ///< Engines' events about it are collected.
+};
+
+}  // namespace pegaflow::router

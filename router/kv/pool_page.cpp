@@ -1,0 +1,131 @@
+#include "router/kv/pool_page.h"
+
+#include <charconv>
+#include <cstddef>
+#include <cstring>
+
+#include "router/http/json_text.h"
+
+namespace pegaflow::router {
+namespace {
+
+constexpr std::string_view kMagic = "PEGABLK1";
+constexpr std::size_t kHeadBytes = 64;
+constexpr std::size_t kKeyBytes = 8;
+constexpr unsigned kLost = 1;
+constexpr unsigned kMore = 2;
+constexpr unsigned kList = 4;
+
+/// Reads numbers with the least significant byte first.
+class Numbers {
+ public:
+  explicit Numbers(std::string_view bytes) : bytes_(bytes) {}
+  template <typename Number>
+  Number next() {
+    Number value = 0;
+    for (std::size_t i = 0; i < sizeof(Number); ++i) {
+      value |= static_cast<Number>(static_cast<Number>(static_cast<unsigned char>(bytes_[at_ + i]))
+                                   << (8 * i));
+    }
+    at_ += sizeof(Number);
+    return value;
+  }
+
+ private:
+  std::string_view bytes_;
+  std::size_t at_ = 0;
+};
+
+std::string text_of(const std::vector<JsonMember>& members, std::string_view name) {
+  const JsonMember* const member = find_member(members, name);
+  return member == nullptr ? std::string() : json_unescape(member->value);
+}
+
+double number_of(const std::vector<JsonMember>& members, std::string_view name) {
+  const JsonMember* const member = find_member(members, name);
+  double value = 0;
+  if (member == nullptr) return value;
+  std::from_chars(member->value.data(), member->value.data() + member->value.size(), value);
+  return value;
+}
+
+Result<std::vector<std::vector<JsonMember>>> objects_of(const std::vector<JsonMember>& members,
+                                                        std::string_view name) {
+  std::vector<std::vector<JsonMember>> objects;
+  const JsonMember* const list = find_member(members, name);
+  if (list == nullptr || list->value.front() != '[') {
+    return fail(Errc::kCorrupt, "GET /links: the list \"{}\" is missing", name);
+  }
+  const auto elements = read_elements(list->value);
+  if (!elements) return fail(Errc::kCorrupt, "GET /links: {}", elements.error().detail);
+  for (const std::string_view element : *elements) {
+    auto object = read_members(element);
+    if (!object) return fail(Errc::kCorrupt, "GET /links: {}", object.error().detail);
+    objects.push_back(std::move(*object));
+  }
+  return objects;
+}
+
+}  // namespace
+
+Result<PoolPage> PoolPage::read(std::string_view body) {
+  if (body.size() < kHeadBytes || body.substr(0, kMagic.size()) != kMagic) {
+    return fail(Errc::kCorrupt, "the list of blocks has {} bytes and no head", body.size());
+  }
+  PoolPage page;
+  page.server = body.substr(kMagic.size(), 16);
+  Numbers head(body.substr(kMagic.size() + 16));
+  page.generation = head.next<std::uint64_t>();
+  page.position = head.next<std::uint64_t>();
+  const auto flags = head.next<std::uint32_t>();
+  const auto count = head.next<std::uint32_t>();
+  page.cursor = head.next<std::uint32_t>();
+  (void)head.next<std::uint16_t>();  // The kind: the only one that was asked for.
+  const auto key_bytes = head.next<std::uint16_t>();
+  page.block_tokens = head.next<std::uint32_t>();
+  page.has_lost = (flags & kLost) != 0;
+  page.has_more = (flags & kMore) != 0;
+  page.is_list = (flags & kList) != 0;
+  const std::size_t whole =
+      kHeadBytes + std::size_t{count} * kKeyBytes + (std::size_t{count} + 7) / 8;
+  if (key_bytes != kKeyBytes || body.size() != whole) {
+    return fail(Errc::kCorrupt, "the list of blocks has {} keys of {} bytes in {} bytes", count,
+                key_bytes, body.size());
+  }
+  Numbers keys(body.substr(kHeadBytes));
+  const std::string_view gone = body.substr(kHeadBytes + std::size_t{count} * kKeyBytes);
+  page.changes.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool is_gone = ((static_cast<unsigned char>(gone[i / 8]) >> (i % 8)) & 1U) != 0;
+    page.changes.push_back({keys.next<std::uint64_t>(), is_gone});
+  }
+  return page;
+}
+
+Result<LinksPage> LinksPage::read(std::string_view body) {
+  const auto top = read_members(body);
+  if (!top) return fail(Errc::kCorrupt, "GET /links: {}", top.error().detail);
+  LinksPage page{.node = text_of(*top, "node")};
+  if (page.node.empty()) return fail(Errc::kCorrupt, "GET /links: the member \"node\" is missing");
+  PEGA_TRY_LET(const auto links, objects_of(*top, "links"));
+  for (const auto& link : links) {
+    std::string node = text_of(link, "node");
+    if (node.empty()) continue;  // It is not ready.
+    page.links.push_back({.node = std::move(node),
+                          .bytes_per_second = number_of(link, "bytes_per_second"),
+                          .start_seconds = number_of(link, "start_seconds")});
+  }
+  PEGA_TRY_LET(const auto engines, objects_of(*top, "engines"));
+  for (const auto& engine : engines) {
+    std::string space = text_of(engine, "namespace");
+    if (space.empty()) continue;
+    page.engines.push_back(
+        {.instance = text_of(engine, "instance"),
+         .space = std::move(space),
+         .block_bytes = static_cast<std::uint64_t>(number_of(engine, "block_bytes")),
+         .block_tokens = static_cast<std::uint32_t>(number_of(engine, "block_tokens"))});
+  }
+  return page;
+}
+
+}  // namespace pegaflow::router

@@ -1,0 +1,57 @@
+#pragma once
+/// \file
+/// The answers of pegaflow-servers to a router: their pool's journal, lists of blocks, and links
+/// (docs/router_api.md).
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace pegaflow::router {
+
+/// One answer to GET /journal or GET /blocks with 8 bytes of each key.
+struct PoolPage {
+  std::string server{};  ///< The incarnation: another one after a restart. 16 bytes.
+  std::uint64_t generation = 0;
+  std::uint64_t position = 0;  ///< Where the journal continues.
+  bool has_lost = false;       ///< Changes before this answer are no longer known.
+  bool has_more = false;
+  bool is_list = false;
+  std::uint32_t cursor = 0;  ///< Where a list that has more continues.
+  std::uint32_t block_tokens = 0;
+  struct Change {
+    std::uint64_t hash = 0;  ///< The low 64 bits of the engine's hash.
+    bool is_gone = false;
+  };
+  std::vector<Change> changes{};
+
+  /// Errors: kCorrupt for anything else.
+  static Result<PoolPage> read(std::string_view body);
+};
+
+/// The answer to GET /links.
+struct LinksPage {
+  std::string node;  ///< The incarnation: 32 hexadecimal digits.
+  struct Link {
+    std::string node;  ///< The peer's.
+    double bytes_per_second = 0;
+    double start_seconds = 0;
+  };
+  std::vector<Link> links{};  ///< Those that are ready.
+  struct Attached {
+    std::string instance;
+    std::string space;               ///< The hash of its namespace.
+    std::uint64_t block_bytes = 0;   ///< 0: not known.
+    std::uint32_t block_tokens = 0;  ///< 0: not known.
+  };
+  std::vector<Attached> engines{};
+
+  /// Errors: kCorrupt for anything else.
+  static Result<LinksPage> read(std::string_view body);
+};
+
+}  // namespace pegaflow::router

@@ -1,0 +1,140 @@
+#include "router/watch/kv_watch.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <fmt/format.h>
+
+#include "router/upstream/upstream.h"
+
+namespace pegaflow::router {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+namespace {
+
+/// Batches in one event-loop iteration: about 0.1 ms each at most.
+constexpr std::size_t kBatches = 16;
+constexpr Duration kTick = std::chrono::milliseconds(250);
+
+asio::awaitable<void> ask(Shared& shared, std::shared_ptr<Engine> engine) {
+  std::string request = fmt::format("GET /kv_event_sources HTTP/1.1\r\nHost: {}\r\n",
+                                    std::string_view(engine->url.text).substr(7));
+  if (!shared.engine_key.empty()) {
+    request += fmt::format("Authorization: Bearer {}\r\n", shared.engine_key);
+  }
+  request += "\r\n";
+  const Result<ShortResponse> got =
+      co_await get_from_engine(shared.engine_connections, engine, std::move(request),
+                               shared.options.health_timeout, index::kMaxSourcesText);
+  --engine->counters.requests;  // Counts requests of clients only.
+  engine->event_sources.is_asked = false;
+  if (shared.kv == nullptr || engine->is_removed) co_return;
+  if (!got) co_return;  // Asked again with the next health check.
+  std::vector<index::EventAddress> addresses;
+  std::string why;
+  if (got->status == 200) {
+    auto read = index::parse_kv_event_sources(got->body, engine->url.host);
+    if (read) {
+      addresses = std::move(*read);
+      if (addresses.empty()) why = "the engine publishes no KV events (--kv-events-config)";
+    } else {
+      why = read.error().detail;
+    }
+  } else {
+    why = fmt::format("GET /kv_event_sources returned {}", got->status);
+  }
+  shared.kv->fleet().set_addresses(engine->id, std::move(addresses), std::move(why), shared.now());
+}
+
+}  // namespace
+
+Result<KvParts> KvParts::create(const RouterOptions& options, std::uint64_t seed) {
+  KvParts parts;
+  PEGA_TRY_LET(parts.events, index::EventSocket::start({}));
+  index::EventSocket* const events = parts.events.get();
+  KvStreams streams{
+      .add = [events](
+                 index::StreamId id,
+                 index::EventSocket::Stream stream) { return events->add(id, std::move(stream)); },
+      .remove = [events](index::StreamId id) { events->remove(id); },
+      .replay = [events](index::StreamId id, std::uint64_t ticket,
+                         std::uint64_t sequence) { return events->replay(id, ticket, sequence); }};
+  PEGA_TRY_LET(parts.routing,
+               KvRouting::create({.index_blocks = static_cast<std::size_t>(options.index_blocks),
+                                  .text_bytes = options.text_index_bytes,
+                                  .seed = seed},
+                                 std::move(streams)));
+  return parts;
+}
+
+KvWatch::KvWatch(Shared& shared, KvParts& parts)
+    : shared_(shared), parts_(parts), ready_(shared.io), timer_(shared.io) {}
+
+void KvWatch::start() {
+  // A duplicate: Asio closes its own descriptor.
+  const int copy = ::dup(parts_.events->fd());
+  if (copy >= 0) {
+    ready_.assign(copy);
+    asio::co_spawn(shared_.io, receive(), asio::detached);
+  }
+  asio::co_spawn(shared_.io, keep_time(), asio::detached);
+}
+
+void KvWatch::stop() {
+  stopped_ = true;
+  error_code ignored;
+  ready_.close(ignored);
+  timer_.cancel();
+}
+
+asio::awaitable<void> KvWatch::receive() {
+  while (!stopped_) {
+    error_code ec;
+    co_await ready_.async_wait(asio::posix::stream_descriptor::wait_read,
+                               asio::redirect_error(asio::use_awaitable, ec));
+    if (ec || stopped_) co_return;
+    const TimePoint now = shared_.now();
+    parts_.events->drain(kBatches, [&](index::Arrival&& arrival) {
+      parts_.routing->fleet().arrive(std::move(arrival), now);
+    });
+    // Others get their turn before the rest.
+    co_await asio::post(shared_.io, asio::use_awaitable);
+  }
+}
+
+asio::awaitable<void> KvWatch::keep_time() {
+  while (!stopped_) {
+    bool has_more = parts_.routing->tick(shared_.now());
+    while (has_more && !stopped_) {
+      co_await asio::post(shared_.io, asio::use_awaitable);
+      has_more = parts_.routing->work();
+    }
+    error_code ignored;
+    timer_.expires_after(kTick);
+    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+}
+
+void refresh_event_sources(Shared& shared, const std::shared_ptr<Engine>& engine) {
+  if (shared.kv == nullptr || engine->event_sources.is_asked) return;
+  const TimePoint now = shared.now();
+  EventSourcesState& state = engine->event_sources;
+  const bool is_due = !shared.kv->fleet().was_asked(engine->id) || !state.asked_at ||
+                      now - *state.asked_at >= shared.options.event_sources_interval;
+  if (!is_due) return;
+  state.is_asked = true;
+  state.asked_at = now;
+  asio::co_spawn(shared.io, ask(shared, engine), asio::detached);
+}
+
+}  // namespace pegaflow::router

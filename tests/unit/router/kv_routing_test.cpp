@@ -1,0 +1,327 @@
+#include "router/kv/kv_routing.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "router/page/kv_page.h"
+
+namespace pegaflow::router {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+index::Arrival arrival_of(index::StreamId stream, index::Arrival::Kind kind,
+                          std::uint64_t sequence = 0) {
+  index::Arrival arrival;
+  arrival.stream = stream;
+  arrival.kind = kind;
+  arrival.sequence = sequence;
+  return arrival;
+}
+
+index::KvEvent event_of(index::EventKind kind, std::string_view session = {},
+                        std::optional<std::uint64_t> parent = {}) {
+  index::KvEvent event;
+  event.kind = kind;
+  event.parent = parent;
+  event.session_id = session;
+  event.block_size = kind == index::EventKind::kStored ? 16 : 0;
+  return event;
+}
+
+/// Engines A and B with one rank each, whose streams the test feeds.
+class Rig {
+ public:
+  Rig() {
+    KvStreams streams{.add =
+                          [this](index::StreamId id, index::EventSocket::Stream stream) {
+                            open[stream.endpoint] = id;
+                            return Result<void>();
+                          },
+                      .remove =
+                          [this](index::StreamId id) {
+                            std::erase_if(open,
+                                          [id](const auto& each) { return each.second == id; });
+                          },
+                      .replay =
+                          [this](index::StreamId, std::uint64_t ticket, std::uint64_t sequence) {
+                            replays.emplace_back(ticket, sequence);
+                            return Result<void>();
+                          }};
+    routing = KvRouting::create({.index_blocks = 65'536, .text_bytes = 1 << 20, .seed = 7},
+                                std::move(streams))
+                  .value();
+    for (const char* url : {"http://a:1", "http://b:1"}) {
+      engines.push_back(std::make_shared<Engine>(EngineUrl::parse(url).value(), Role::kDecode,
+                                                 Breaker::Options()));
+    }
+    routing->fleet().set_engines(engines, now);
+  }
+
+  /// The engine publishes events, from now on and without replays.
+  void connect(std::size_t engine) {
+    index::EventAddress address;
+    address.endpoint = "tcp://" + engines[engine]->url.host + ":5557";
+    routing->fleet().set_addresses(engines[engine]->id, {address}, "", now);
+    routing->fleet().arrive(arrival_of(stream_of(engine), index::Arrival::Kind::kConnected), now);
+  }
+  index::StreamId stream_of(std::size_t engine) {
+    return open.at("tcp://" + engines[engine]->url.host + ":5557");
+  }
+
+  void publish(std::size_t engine, index::KvEvent event, std::vector<std::uint64_t> hashes) {
+    index::Arrival arrival =
+        arrival_of(stream_of(engine), index::Arrival::Kind::kLive, sequences[engine]++);
+    arrival.batch.timestamp = static_cast<double>(arrival.sequence);
+    arrival.batch.hashes = std::move(hashes);
+    event.hashes = arrival.batch.hashes;
+    arrival.batch.events.push_back(event);
+    routing->fleet().arrive(std::move(arrival), now);
+  }
+  void store(std::size_t engine, std::vector<std::uint64_t> hashes, std::string_view session = {},
+             std::optional<std::uint64_t> parent = {}) {
+    publish(engine, event_of(index::EventKind::kStored, session, parent), std::move(hashes));
+  }
+
+  std::unique_ptr<KvRequest> request(std::string text, std::string_view session = {}) {
+    return routing->begin({.root = 1, .text = std::move(text), .tokens = {}}, "m", session);
+  }
+  std::vector<Candidate> candidates() {
+    std::vector<Candidate> all;
+    for (const auto& engine : engines) all.push_back({engine->id, 0});
+    return all;
+  }
+  std::optional<std::size_t> choose(KvRequest& request) {
+    return routing->choose(candidates(), request, Role::kDecode, now);
+  }
+  /// Sends a prompt to an engine, which announces `hashes` for it.
+  void serve(std::size_t engine, const std::string& text, std::vector<std::uint64_t> hashes) {
+    const auto one = request(text);
+    routing->accept({engines[engine]->id, 0}, "least-load", *one, Role::kDecode, now);
+    routing->sent(*one, *engines[engine], now);
+    store(engine, std::move(hashes), one->session);
+    now += milliseconds(100);
+    routing->first_token(*one, now);
+    routing->finished(*one, now);
+    // Its blocks are announced now, and no longer only expected.
+    now += seconds(60);
+    routing->tick(now);
+  }
+
+  std::map<std::string, index::StreamId> open;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> replays;
+  std::vector<std::shared_ptr<Engine>> engines;
+  std::map<std::size_t, std::uint64_t> sequences;
+  TimePoint now{seconds(1'000)};
+  std::unique_ptr<KvRouting> routing;
+};
+
+std::string words(std::size_t bytes, char letter) {
+  std::string text;
+  while (text.size() < bytes) text += std::string(7, letter) + std::to_string(text.size()) + ' ';
+  return text;
+}
+
+std::vector<std::uint64_t> hashes(std::uint64_t from, std::size_t count) {
+  std::vector<std::uint64_t> all;
+  for (std::size_t i = 0; i < count; ++i) all.push_back(from + i);
+  return all;
+}
+
+TEST_SUITE("kv_routing") {
+  TEST_CASE("without events another policy chooses, and its choice is accounted for") {
+    Rig rig;
+    const auto request = rig.request(words(4096, 'a'));
+    CHECK(!rig.choose(*request));
+    rig.routing->accept(rig.candidates()[1], "least-load", *request, Role::kDecode, rig.now);
+    REQUIRE(request->choice);
+    CHECK(request->choice->engine == rig.engines[1]->id);
+    rig.routing->sent(*request, *rig.engines[1], rig.now);
+    CHECK(rig.routing->placement_stats().inflight == 1);
+    rig.routing->finished(*request, rig.now);
+    CHECK(rig.routing->placement_stats().inflight == 0);
+    CHECK(rig.routing->stats().fallbacks == 1);
+  }
+
+  TEST_CASE("a conversation goes to the engine whose events announced its blocks") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string first = words(16'384, 'a');  // 256 blocks of 16 tokens of 4 bytes.
+    const std::string other = words(16'384, 'b');
+    rig.serve(0, first, hashes(1'000, 256));
+    rig.serve(1, other, hashes(9'000, 256));
+    for (int round = 0; round < 20; ++round) {
+      const auto turn = rig.request(first + words(512, 'c'));
+      CHECK(turn->known.keys.size() >= 200);
+      CHECK(!turn->wants_full_report);
+      CHECK(rig.choose(*turn) == 0);
+      CHECK(turn->choice->predicted_cached >= 200 * 16);
+      const auto second = rig.request(other + words(512, 'c'));
+      CHECK(rig.choose(*second) == 1);
+    }
+  }
+
+  TEST_CASE("blocks that were removed or cleared give no credit") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    rig.publish(0, event_of(index::EventKind::kRemoved), hashes(1'010, 246));
+    auto turn = rig.request(text + "x");
+    REQUIRE(rig.choose(*turn));
+    CHECK(turn->choice->predicted_cached <= 10 * 16);
+    rig.publish(0, event_of(index::EventKind::kCleared), {});
+    turn = rig.request(text + "x");
+    REQUIRE(rig.choose(*turn));
+    CHECK(turn->choice->predicted_cached == 0);
+  }
+
+  TEST_CASE("a busy engine loses a short prefix to an idle one, and keeps a long one") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string shorter = words(2'048, 'a');
+    const std::string longer = words(65'536, 'b');
+    rig.serve(0, shorter, hashes(1'000, 32));
+    rig.serve(0, longer, hashes(9'000, 1024));
+    // Half a second of prefill waits at A.
+    const auto load = rig.request(words(16'384, 'z'));
+    rig.routing->accept({rig.engines[0]->id, 0}, "least-load", *load, Role::kDecode, rig.now);
+    rig.routing->sent(*load, *rig.engines[0], rig.now);
+    const auto one = rig.request(shorter + "x");
+    CHECK(rig.choose(*one) == 1);
+    const auto two = rig.request(longer + "x");
+    CHECK(rig.choose(*two) == 0);
+    rig.routing->finished(*load, rig.now);
+  }
+
+  TEST_CASE("a burst of equal prompts stays together before the first event arrives") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string text = words(32'768, 'q');
+    const auto first = rig.request(text);
+    const auto where = rig.choose(*first);
+    REQUIRE(where);
+    rig.routing->sent(*first, *rig.engines[*where], rig.now);
+    rig.now += milliseconds(5);
+    rig.routing->first_token(*first, rig.now);
+    const auto sibling = rig.request(text);
+    CHECK(rig.choose(*sibling) == where);
+    rig.routing->finished(*first, rig.now);
+  }
+
+  TEST_CASE("answers that contradict the events end the credit, and the reason has both numbers") {
+    Rig rig;
+    rig.connect(0);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    for (int i = 0; i < 200; ++i) {
+      const auto turn = rig.request(text + std::to_string(i));
+      if (!rig.choose(*turn)) break;
+      rig.routing->sent(*turn, *rig.engines[0], rig.now);
+      rig.routing->reported(*turn, 4'097, 0, rig.now);
+      rig.routing->finished(*turn, rig.now);
+      rig.now += seconds(1);
+      rig.routing->tick(rig.now);
+      // After the first contradiction the index is empty; the engine announces the same again.
+      if (i == 40) rig.store(0, hashes(1'000, 256));
+    }
+    const auto last = rig.request(text + "end");
+    const json health = json::parse(kv_health(*rig.routing, rig.now));
+    CAPTURE(health.dump(1));
+    CHECK((!rig.choose(*last) || last->choice->predicted_cached == 0));
+  }
+
+  TEST_CASE("ranks of one engine are candidates of their own, and the request names its rank") {
+    Rig rig;
+    std::vector<index::EventAddress> addresses(2);
+    addresses[0].endpoint = "tcp://a:5557";
+    addresses[1].rank = 1;
+    addresses[1].endpoint = "tcp://a:5558";
+    rig.routing->fleet().set_addresses(rig.engines[0]->id, addresses, "", rig.now);
+    for (const auto& [endpoint, stream] : rig.open) {
+      rig.routing->fleet().arrive(arrival_of(stream, index::Arrival::Kind::kConnected), rig.now);
+    }
+    const std::string text = words(32'768, 'a');
+    const auto taught = rig.request(text);
+    rig.routing->accept(rig.candidates()[0], "least-load", *taught, Role::kDecode, rig.now);
+    rig.routing->sent(*taught, *rig.engines[0], rig.now);
+    index::Arrival arrival = arrival_of(rig.open.at("tcp://a:5558"), index::Arrival::Kind::kLive);
+    arrival.batch.hashes = hashes(1, 512);
+    arrival.batch.rank = 1;
+    arrival.batch.events.push_back(event_of(index::EventKind::kStored, taught->session));
+    arrival.batch.events.back().hashes = arrival.batch.hashes;
+    rig.routing->fleet().arrive(std::move(arrival), rig.now);
+    rig.routing->first_token(*taught, rig.now);
+    rig.routing->finished(*taught, rig.now);
+    rig.now += seconds(60);
+    const auto turn = rig.request(text + "x");
+    CHECK(rig.choose(*turn) == 0);
+    REQUIRE(turn->choice);
+    CHECK(turn->choice->rank == 1);
+    CHECK(turn->choice->names_rank);
+    // One rank fewer: what it held is forgotten.
+    addresses.pop_back();
+    rig.routing->fleet().set_addresses(rig.engines[0]->id, addresses, "", rig.now);
+    const auto after = rig.request(text + "y");
+    REQUIRE(rig.choose(*after));
+    CHECK(after->choice->predicted_cached == 0);
+  }
+
+  TEST_CASE(
+      "an engine that leaves takes its blocks along, and pages show why a source is not used") {
+    Rig rig;
+    rig.connect(0);
+    rig.routing->fleet().set_addresses(rig.engines[1]->id, {}, "no events here", rig.now);
+    const std::string text = words(8'192, 'a');
+    rig.serve(0, text, hashes(1, 128));
+    const json health = json::parse(kv_health(*rig.routing, rig.now));
+    REQUIRE(health["sources"].size() == 2);
+    CHECK(health["sources"][0]["blocks"] == 128);
+    CHECK(health["sources"][1]["events"] == "no_events");
+    CHECK(health["sources"][1]["reason"] == "no events here");
+    rig.routing->fleet().set_engines(std::span(rig.engines).last(1), rig.now);
+    CHECK(rig.open.empty());
+    while (rig.routing->work()) {
+    }
+    CHECK(rig.routing->block_stats().blocks == 0);
+  }
+
+  TEST_CASE("the page of routes explains each decision and its outcome") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    const auto turn = rig.request(text + words(64, 'x'));
+    REQUIRE(rig.choose(*turn) == 0);
+    rig.routing->sent(*turn, *rig.engines[0], rig.now);
+    rig.now += milliseconds(50);
+    rig.routing->first_token(*turn, rig.now);
+    rig.routing->reported(*turn, 4'112, 4'096, rig.now);
+    rig.routing->finished(*turn, rig.now);
+    const json page = json::parse(rig.routing->log().json(rig.now));
+    const json& newest = page["routes"][0];
+    CAPTURE(newest.dump(1));
+    CHECK(newest["policy"] == "kv-aware");
+    CHECK(newest["terms"].size() == 2);
+    CHECK(newest["terms"][0]["engine"] == "http://a:1");
+    CHECK(newest["terms"][0]["chosen"] == true);
+    CHECK(newest["outcome"]["cached_tokens"] == 4'096);
+    CHECK(newest["outcome"]["first_token_s"].get<double>() == doctest::Approx(0.05));
+    CHECK(page.dump().find("aaaaaaa") == std::string::npos);
+    CHECK(page.dump().find("pf1:") == std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::router
