@@ -96,7 +96,7 @@ void measure_cold() {
   Match match(128);
   std::vector<double> times;
   for (std::size_t i = 0; i < 200; ++i) {
-    const std::vector<Key> chain = chains[fixture.draws.below(chains.size())];
+    const std::vector<Key>& chain = chains[fixture.draws.below(chains.size())];
     flush_caches();
     // The request's own keys were computed right before.
     PEGA_ASSERT(std::count(chain.begin(), chain.end(), 0) == 0, "a key is 0");
@@ -236,11 +236,7 @@ void measure_bytes() {
   print_bytes("the same, random engines for each block", by_block.blocks->stats());
 }
 
-}  // namespace
-}  // namespace pegaflow::perf
-
-int main(int argc, char** argv) {
-  using namespace pegaflow::perf;
+int run(int argc, char** argv) {
   fmt::print("{}\n", heading("index of blocks", conditions_now(kSeed)));
   if (argc > 1 && std::string_view(argv[1]) == "warm") {
     measure_warm(8192, 60);
@@ -253,4 +249,10 @@ int main(int argc, char** argv) {
   measure_events();
   measure_mixed();
   measure_bytes();
+  return 0;
 }
+
+}  // namespace
+}  // namespace pegaflow::perf
+
+int main(int argc, char** argv) { return pegaflow::perf::run(argc, argv); }

@@ -138,6 +138,7 @@ void Exchange::read_prompt(const std::vector<JsonMember>& members) {
   std::string session = member != nullptr ? json_unescape(member->value) : std::string();
   if (session.empty() && field != nullptr && !is_own_session(*field)) session = *field;
   kv_ = shared_.kv->begin(std::move(prompt), needs_.model, session);
+  bodies_.count_text(kv_->text_size);
   needs_.view.kv = kv_.get();
   writer_.watch(kv_.get());
 }

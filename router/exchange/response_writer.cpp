@@ -54,9 +54,10 @@ void ResponseWriter::begin(std::string_view first_bytes, const UpstreamCall& cal
     learn_owner(request_.shared(), first_bytes, call.engine());
   }
   // The first byte of a response that is not streamed comes with its last token.
-  if (kv_ != nullptr && is_event_stream(call.head())) {
+  if (kv_ != nullptr) {
     Shared& shared = request_.shared();
-    shared.kv->first_token(*kv_, shared.now());
+    if (is_event_stream(call.head())) shared.kv->first_token(*kv_, shared.now());
+    KvRouting::release_text(*kv_);
   }
   bodies_.release();
 }

@@ -32,19 +32,20 @@ struct KvChoice {
 struct KvRequest {
   std::uint64_t id = 0;  ///< Unique among the requests of this router.
   std::string model{};
-  std::string text_bytes{};             ///< Owns the text until it was learned.
-  index::Text text{};                   ///< Views `text_bytes`.
-  std::vector<std::uint32_t> tokens{};  ///< A prompt that is given as token ids.
-  index::TextIndex::Known known{};      ///< The blocks of the text.
-  std::string session{};                ///< The session id by which the engine names the request.
-  bool adds_session = false;            ///< The router has to send it; otherwise the client does.
-  bool wants_full_report = false;       ///< The engine has to report reused blocks, too.
-  std::uint32_t prompt_tokens = 0;      ///< Known or estimated.
-  std::optional<KvChoice> choice{};     ///< The last Policy::choose().
-  std::optional<KvChoice> placed{};     ///< The leg that is in flight.
-  bool is_prefilled = false;            ///< A prefill engine has computed and saved the prompt.
-  bool has_first_token = false;         ///< That leg has sent its first byte.
-  bool has_lesson = false;              ///< Engines' events about it are collected.
+  std::string text_bytes{};          ///< Owns the text until the answer begins.
+  std::size_t text_size = 0;         ///< Bytes of the text, also after that.
+  index::Text text{};                ///< Views `text_bytes`.
+  std::size_t token_count = 0;       ///< Tokens of a prompt of token ids; 0: it is text.
+  index::TextIndex::Known known{};   ///< The blocks of the text.
+  std::string session{};             ///< The session id by which the engine names it; empty: none.
+  bool adds_session = false;         ///< The router has to send it; otherwise the client does.
+  bool wants_full_report = false;    ///< The engine has to report reused blocks, too.
+  std::uint32_t prompt_tokens = 0;   ///< Known or estimated.
+  std::optional<KvChoice> choice{};  ///< The last Policy::choose().
+  std::optional<KvChoice> placed{};  ///< The leg that is in flight.
+  bool is_prefilled = false;         ///< A prefill engine has computed and saved the prompt.
+  bool has_first_token = false;      ///< That leg has sent its first byte.
+  bool has_lesson = false;           ///< Engines' events about it are collected.
 };
 
 }  // namespace pegaflow::router

@@ -15,6 +15,8 @@ constexpr std::size_t kSweptCells = 65'536;
 /// The ratio of JSON text in most languages, until a model's own is known.
 constexpr double kBytesPerToken = 4;
 constexpr std::size_t kMaxModels = 1024;
+/// Requests with longer session ids teach nothing.
+constexpr std::size_t kMaxSession = 256;
 /// Events about a prompt arrive earlier, unless it waits in a long queue.
 constexpr Duration kExpected = std::chrono::seconds(10);
 /// Until an event names the size.
@@ -57,18 +59,21 @@ std::unique_ptr<KvRequest> KvRouting::begin(PromptText prompt, std::string_view 
   auto request = std::make_unique<KvRequest>();
   request->model = model;
   request->text_bytes = std::move(prompt.text);
-  request->tokens = std::move(prompt.tokens);
+  request->text_size = request->text_bytes.size();
+  request->token_count = prompt.tokens.size();
   index::hash_text(prompt.root, request->text_bytes, request->text);
   texts_.look_up(request->text, request->known);
   ++(request->known.keys.empty() ? stats_.unknown_texts : stats_.known_texts);
   request->adds_session = client_session.empty();
-  request->session =
-      client_session.empty()
-          ? fmt::format("pf1:{:016x}", next_leg_++ * 0x9E3779B97F4A7C15U ^ session_salt_)
-          : std::string(client_session);
+  if (request->adds_session) {
+    request->session =
+        fmt::format("pf1:{:016x}", next_leg_++ * 0x9E3779B97F4A7C15U ^ session_salt_);
+  } else if (client_session.size() <= kMaxSession) {
+    request->session = client_session;
+  }
   // Engines announce blocks that they reuse only when they are asked to.
   request->wants_full_report =
-      fleet_->has_streams() && request->known.text_bytes * 2 < request->text_bytes.size();
+      fleet_->has_streams() && request->known.text_bytes * 2 < request->text_size;
   estimate(*request);
   return request;
 }
@@ -79,19 +84,18 @@ double KvRouting::bytes_per_block(const KvRequest& request, std::uint32_t block_
     return static_cast<double>(request.known.text_bytes) /
            static_cast<double>(request.known.keys.size());
   }
-  const double tokens = request.tokens.empty() ? bytes_per_token(request.model)
-                                               : static_cast<double>(request.text_bytes.size()) /
-                                                     static_cast<double>(request.tokens.size());
+  const double tokens = request.token_count == 0 ? bytes_per_token(request.model)
+                                                 : static_cast<double>(request.text_size) /
+                                                       static_cast<double>(request.token_count);
   return tokens * block_tokens;
 }
 
 void KvRouting::estimate(KvRequest& request) const {
-  if (!request.tokens.empty()) {
-    request.prompt_tokens = static_cast<std::uint32_t>(request.tokens.size());
+  if (request.token_count != 0) {
+    request.prompt_tokens = static_cast<std::uint32_t>(request.token_count);
     return;
   }
-  const double tokens =
-      static_cast<double>(request.text_bytes.size()) / bytes_per_token(request.model);
+  const double tokens = static_cast<double>(request.text_size) / bytes_per_token(request.model);
   request.prompt_tokens = static_cast<std::uint32_t>(std::clamp(tokens, 1.0, 4e9));
 }
 
@@ -274,7 +278,7 @@ void KvRouting::sent(KvRequest& request, const Engine& engine, TimePoint now) {
     ++stats_.full_reports;
     (void)rank->source.take_full_report();
   }
-  if (!request.has_lesson) {
+  if (!request.has_lesson && !request.session.empty()) {
     request.has_lesson = true;
     lessons_.begin(request.session, request.text, request.known.keys);
   }
@@ -290,14 +294,19 @@ void KvRouting::first_token(KvRequest& request, TimePoint now) {
   }
 }
 
+void KvRouting::release_text(KvRequest& request) {
+  request.text_bytes = std::string();
+  request.text = index::Text();
+  request.known = index::TextIndex::Known();
+}
+
 void KvRouting::reported(KvRequest& request, std::uint32_t prompt_tokens,
                          std::optional<std::uint32_t> cached_tokens, TimePoint now) {
   if (prompt_tokens == 0) return;
-  if (request.tokens.empty() && !request.text_bytes.empty()) {
+  if (request.token_count == 0 && request.text_size != 0) {
     // The newest prompts count most; a ratio beyond these limits is no text.
     const double ratio = std::clamp(
-        static_cast<double>(request.text_bytes.size()) / static_cast<double>(prompt_tokens), 0.5,
-        16.0);
+        static_cast<double>(request.text_size) / static_cast<double>(prompt_tokens), 0.5, 16.0);
     const auto known = bytes_per_token_.find(request.model);
     if (known != bytes_per_token_.end()) {
       known->second += (ratio - known->second) / 8;

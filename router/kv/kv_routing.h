@@ -68,6 +68,8 @@ class KvRouting {
 
   /// The request was sent to request.choice, if that is `engine`.
   void sent(KvRequest& request, const Engine& engine, TimePoint now);
+  /// The answer has begun: the request is not sent again, so its text is no longer needed.
+  static void release_text(KvRequest& request);
   /// The first byte of the engine's answer came.
   void first_token(KvRequest& request, TimePoint now);
   /// The engine has reported the tokens of the prompt, and how many of them were cached.

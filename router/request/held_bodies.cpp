@@ -17,10 +17,16 @@ void HeldBodies::drop_continuation() {
   continuation_ = std::string();
 }
 
+void HeldBodies::count_text(std::size_t bytes) {
+  request_.shared().metrics.body_bytes += bytes;
+  request_.shared().metrics.body_bytes -= std::exchange(text_bytes_, bytes);
+}
+
 void HeldBodies::release() {
   request_.client().release_body();
   client_ = std::string();
   drop_continuation();
+  count_text(0);
 }
 
 }  // namespace pegaflow::router

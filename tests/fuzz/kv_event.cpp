@@ -54,6 +54,7 @@ void run(std::span<const std::byte> input) {
 }  // namespace
 }  // namespace pegaflow::index
 
+// libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   pegaflow::index::run(std::as_bytes(std::span(data, size)));
   return 0;

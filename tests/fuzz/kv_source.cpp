@@ -19,7 +19,7 @@ constexpr std::size_t kHeld = 8;
 
 KvBatch batch_of(std::uint8_t content) {
   KvBatch batch;
-  batch.timestamp = content / 4;
+  batch.timestamp = static_cast<double>(content >> 2U);
   batch.wire_bytes = 10;
   batch.undecodable = content % 32 == 31;
   batch.hashes = {content};
@@ -117,6 +117,7 @@ void run(std::span<const std::uint8_t> input) {
 }  // namespace
 }  // namespace pegaflow::index
 
+// libFuzzer chose the name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   pegaflow::index::run(std::span(data, size));
   return 0;

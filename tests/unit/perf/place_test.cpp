@@ -152,7 +152,7 @@ TEST_SUITE("pegaflow-perf place") {
     std::vector<SimNode> nodes;
     for (std::uint32_t i = 0; i < 4; ++i) nodes.emplace_back(i, hardware);
 
-    for (double now = 1e5; now < 1e5 + 5; ++now) fleet->advance(nodes, now);
+    for (int second = 0; second < 5; ++second) fleet->advance(nodes, 1e5 + second);
 
     CHECK(fleet->router(0).placement().stats().inflight == 0);
     CHECK(fleet->router(1).placement().stats().inflight == 0);

@@ -40,7 +40,7 @@ class Rig {
  public:
   Rig() {
     KvStreams streams{.add =
-                          [this](index::StreamId id, index::EventSocket::Stream stream) {
+                          [this](index::StreamId id, const index::EventSocket::Stream& stream) {
                             open[stream.endpoint] = id;
                             return Result<void>();
                           },
