@@ -24,7 +24,7 @@ namespace pegaflow::index {
 /// two rows of bits for each different set of holders.
 ///
 /// Thread-bound, no locks. match() allocates nothing; other calls may enlarge the table of sets. A
-/// call of store() or erase() should have at most 2,048 keys: about 0.1 ms.
+/// call of store() or erase() should have at most 2,048 keys.
 class BlockIndex {
  public:
   struct Options {
@@ -84,7 +84,7 @@ class BlockIndex {
   void erase(HolderId holder, std::span<const Key> keys);
 
   /// Visits up to `max_cells` cells: frees those of cleared holders and joins fragments. Returns
-  /// whether more is to do. 65,536 cells take about 0.2 ms.
+  /// whether more is to do.
   bool sweep(std::size_t max_cells);
 
   /// Fills `out`, which was made for at least `max_holders`, with what each holder has of `chain`

@@ -32,7 +32,7 @@ struct Text {
 /// equal.
 [[nodiscard]] std::uint64_t hash_root(const TextRoot& root);
 
-/// Hashes `bytes` under `root` into `out`, whose memory is used again. About 4 GB/s.
+/// Hashes `bytes` under `root` into `out`, whose memory is used again.
 void hash_text(std::uint64_t root, std::string_view bytes, Text& out);
 
 }  // namespace pegaflow::index
