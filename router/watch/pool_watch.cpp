@@ -47,6 +47,7 @@ PoolWatch::PoolWatch(Shared& shared, const std::vector<EngineUrl>& servers)
 void PoolWatch::stop() {
   stopped_ = true;
   timer_.cancel();
+  for (asio::steady_timer* const pause : pauses_) pause->cancel();
   names_.stop();
 }
 
@@ -137,7 +138,9 @@ asio::awaitable<void> PoolWatch::follow(Place place, std::string space) {
     pools.failed(url, space, page.error().detail);
     boost::system::error_code ignored;
     pause.expires_after(shared_.options.health_interval);
+    pauses_.insert(&pause);
     co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    pauses_.erase(&pause);
   }
   following_.erase({url, space});
 }

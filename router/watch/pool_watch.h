@@ -45,6 +45,7 @@ class PoolWatch {
   std::map<std::string, Place> places_;                      // By URL.
   std::set<std::pair<std::string, std::string>> following_;  // URLs and namespaces.
   std::set<std::string> asking_;
+  std::set<boost::asio::steady_timer*> pauses_;  // Of follow(), after failures.
   bool stopped_ = false;
 };
 
