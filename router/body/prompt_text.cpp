@@ -120,8 +120,9 @@ std::vector<std::uint32_t> token_ids(const std::vector<std::string_view>& elemen
   return tokens;
 }
 
-/// Reads the `prompt` of /v1/completions. False when it is not one prompt.
-bool read_prompt(std::string_view value, PromptText& out) {
+/// Reads the `prompt` of /v1/completions, or the only element of a list of prompts. False when it
+/// is not one prompt. Lists in that element are none: each level would be read once more.
+bool read_prompt(std::string_view value, PromptText& out, bool is_element = false) {
   if (value.empty()) return false;
   if (value.front() == '"') {
     out.text += opened(value);
@@ -132,7 +133,7 @@ bool read_prompt(std::string_view value, PromptText& out) {
   if (!elements || elements->empty()) return false;
   const std::string_view first = elements->front();
   const bool is_nested = first.front() == '"' || first.front() == '[';
-  if (is_nested) return elements->size() == 1 && read_prompt(first, out);
+  if (is_nested) return !is_element && elements->size() == 1 && read_prompt(first, out, true);
   out.tokens = token_ids(*elements);
   out.text += opened(value);
   return !out.tokens.empty();

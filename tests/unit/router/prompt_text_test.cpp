@@ -77,7 +77,8 @@ TEST_SUITE("prompt_text") {
     CHECK(text_of("completions", R"({"prompt":["one"]})").text == "\"one");
     for (const std::string_view none :
          {R"({"prompt":["one","two"]})", R"({"prompt":[[1],[2]]})", R"({"prompt":[]})",
-          R"({"prompt":[1,-2]})", R"({"prompt":[1.5]})", R"({"prompt":4})", R"({"prompt":null})",
+          R"({"prompt":[["one"]]})", R"({"prompt":[[[1]]]})", R"({"prompt":[1,-2]})",
+          R"({"prompt":[1.5]})", R"({"prompt":4})", R"({"prompt":null})",
           R"({"prompt":[4294967296]})", R"({"prompt_embeds":"AA","prompt":"x"})", R"({})"}) {
       CAPTURE(none);
       const PromptText got = text_of("completions", none);
