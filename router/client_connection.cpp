@@ -132,7 +132,7 @@ Result<void> ClientConnection::feed(RequestParser& parser) {
     if (step == 0) break;
   }
   if (used == received_.size()) {
-    received_ = std::string();  // An idle connection holds no buffer.
+    std::string().swap(received_);  // An idle connection holds no buffer.
   } else {
     received_.erase(0, used);
   }

@@ -32,7 +32,7 @@ FirstToken FirstTokenSplice::prepare(const std::vector<JsonMember>& members, Pre
   FirstToken why = FirstToken::kSent;
   const auto token = read_first_token(prefilled.response, why);
   if (!token) return why;
-  prefilled.response = std::string();
+  std::string().swap(prefilled.response);
   opening_ = {.text = first_event(*token)};
   bodies_.hold_continuation(continued_body(members, *token, prefilled.kv_params));
   return FirstToken::kSent;

@@ -83,7 +83,7 @@ asio::awaitable<Prefilled> PrefillLeg::run(const std::vector<JsonMember>& member
   if (!request_.client().is_gone()) {
     ++shared_.metrics.prefill[static_cast<std::size_t>(prefilled.what)];
   }
-  if (!wants_token) prefilled.response = std::string();
+  if (!wants_token) std::string().swap(prefilled.response);
   co_return prefilled;
 }
 

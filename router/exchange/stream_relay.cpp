@@ -90,7 +90,7 @@ asio::awaitable<Relayed> StreamRelay::run(Error& error) {
     const bool sent = co_await client.send(out_);
     if (!sent) co_return Relayed::kGone;
     if (call_.is_complete()) co_return Relayed::kWhole;
-    if (out_.capacity() > kKeptBytes) out_ = std::string();
+    if (out_.capacity() > kKeptBytes) std::string().swap(out_);
   }
 }
 

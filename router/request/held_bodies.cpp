@@ -14,7 +14,7 @@ void HeldBodies::hold_continuation(std::string body) {
 
 void HeldBodies::drop_continuation() {
   request_.shared().metrics.body_bytes -= continuation_.size();
-  continuation_ = std::string();
+  std::string().swap(continuation_);
 }
 
 void HeldBodies::count_text(std::size_t bytes) {
@@ -23,8 +23,9 @@ void HeldBodies::count_text(std::size_t bytes) {
 }
 
 void HeldBodies::release() {
+  // Swapped: an assignment of an empty string keeps the memory, here and elsewhere.
   request_.client().release_body();
-  client_ = std::string();
+  std::string().swap(client_);
   drop_continuation();
   count_text(0);
 }

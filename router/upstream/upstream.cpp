@@ -207,7 +207,7 @@ asio::awaitable<Result<void>> UpstreamCall::open(std::string head, std::string_v
 asio::awaitable<Result<void>> UpstreamCall::more(std::string& out, Duration timeout) {
   if (!first_body_.empty()) {
     out += first_body_;
-    first_body_ = std::string();
+    std::string().swap(first_body_);
     co_return Result<void>();
   }
   const std::size_t before = out.size();
