@@ -29,7 +29,7 @@ void KvLessons::begin(std::string_view session, const index::Text& text,
   }
   Lesson lesson{.bytes = std::string(text.bytes), .text = text, .chain = known};
   const std::size_t size = size_of(lesson);
-  if (lessons_.size() >= kMaxLessons || bytes_ + size > kMaxBytes) {
+  if (lessons_.size() >= kMaxLessons || bytes_ + size > max_bytes_) {
     ++stats_.refused;
     return;
   }
@@ -59,6 +59,12 @@ void KvLessons::stored(std::string_view session, const index::Key* parent, const
       lesson.chain.size() >= at + count &&
       std::equal(keys, keys + count, lesson.chain.begin() + static_cast<std::ptrdiff_t>(at));
   if (is_same && lesson.confirmed >= at + count) return;
+  const std::size_t room = lesson.chain.capacity();
+  // A vector at most doubles what it needs.
+  if (at + count > room && bytes_ + (2 * (at + count) - room) * sizeof(index::Key) > max_bytes_) {
+    ++stats_.refused;
+    return;
+  }
   bytes_ -= size_of(lesson);
   if (!is_same) {
     // What was expected behind this place was wrong.

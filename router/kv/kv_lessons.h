@@ -18,7 +18,8 @@ namespace pegaflow::router {
 
 /// Collects the blocks that engines announce for requests, by their session id, and teaches them to
 /// a TextIndex. Two requests with one session at a time cannot be told apart and teach nothing.
-/// Bounded: beyond kMaxLessons or kMaxBytes new requests teach nothing. Thread-bound.
+/// Bounded: beyond kMaxLessons or `max_bytes` new requests, and further blocks of others, teach
+/// nothing. Thread-bound.
 class KvLessons {
  public:
   static constexpr std::size_t kMaxLessons = 16'384;
@@ -31,11 +32,12 @@ class KvLessons {
     std::uint64_t learned = 0;    ///< Prompts taught.
     std::uint64_t orphans = 0;    ///< Events that continue a chain whose beginning is not known.
     std::uint64_t ambiguous = 0;  ///< Requests that shared a session at one time.
-    std::uint64_t refused = 0;    ///< Requests beyond the bounds.
+    std::uint64_t refused = 0;    ///< Requests and events beyond the bounds.
   };
 
   /// `texts` outlives the object.
-  explicit KvLessons(index::TextIndex& texts) : texts_(texts) {}
+  explicit KvLessons(index::TextIndex& texts, std::size_t max_bytes = kMaxBytes)
+      : texts_(texts), max_bytes_(max_bytes) {}
 
   /// A request with this session was sent. `known` are the keys that its text is known to have.
   void begin(std::string_view session, const index::Text& text,
@@ -73,6 +75,7 @@ class KvLessons {
   static std::size_t size_of(const Lesson& lesson);
 
   index::TextIndex& texts_;
+  const std::size_t max_bytes_;
   std::unordered_map<std::string, Lesson> lessons_;
   std::size_t bytes_ = 0;
   Stats stats_;

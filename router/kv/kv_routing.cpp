@@ -15,6 +15,8 @@ constexpr std::size_t kSweptCells = 65'536;
 /// The ratio of JSON text in most languages, until a model's own is known.
 constexpr double kBytesPerToken = 4;
 constexpr std::size_t kMaxModels = 1024;
+/// Clients choose the name where engines take any. What is kept of it is bounded.
+constexpr std::size_t kMaxModelBytes = 256;
 /// Requests with longer session ids teach nothing.
 constexpr std::size_t kMaxSession = 256;
 /// Events about a prompt arrive earlier, unless it waits in a long queue.
@@ -57,7 +59,7 @@ double KvRouting::bytes_per_token(const std::string& model) const {
 std::unique_ptr<KvRequest> KvRouting::begin(PromptText prompt, std::string_view model,
                                             std::string_view client_session) {
   auto request = std::make_unique<KvRequest>();
-  request->model = model;
+  request->model = model.substr(0, kMaxModelBytes);
   request->text_bytes = std::move(prompt.text);
   request->text_size = request->text_bytes.size();
   request->token_count = prompt.tokens.size();
@@ -129,8 +131,8 @@ std::uint32_t KvRouting::collect(std::span<const Candidate> candidates, KvReques
     index::Candidate candidate{.engine = rank.place};
     const bool has_events = rank.gives_credit() && rank.source.block_size() == block_tokens;
     if (has_events) {
-      const auto expected = static_cast<std::uint32_t>(
-          static_cast<double>(expected_chunks_[rank.place]) * blocks_per_chunk);
+      const auto expected = static_cast<std::uint32_t>(std::min<double>(
+          most, static_cast<double>(expected_chunks_[rank.place]) * blocks_per_chunk));
       candidate.gpu_blocks = std::min(most, std::max(match_.gpu(rank.holder), expected));
     }
     candidate.local_blocks = candidate.gpu_blocks;
@@ -295,7 +297,7 @@ void KvRouting::first_token(KvRequest& request, TimePoint now) {
 }
 
 void KvRouting::release_text(KvRequest& request) {
-  request.text_bytes = std::string();
+  std::string().swap(request.text_bytes);  // An assignment would keep the memory.
   request.text = index::Text();
   request.known = index::TextIndex::Known();
 }

@@ -9,7 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 
 from router_case import RouterTest
-from streaming_engine import Answer, Request
+from streaming_engine import STREAM, Answer, Request
 
 LINKS = (
     b'{"node":"5f0c5f0c5f0c5f0c5f0c5f0c5f0c5f0c","links":[],"engines":[{"instance":"i",'
@@ -24,6 +24,13 @@ async def without_blocks(request: Request, answer: Answer) -> None:
         await answer.whole(LINKS)
     else:
         await answer.whole(b"", 404)
+
+
+async def one_event(request: Request, answer: Answer) -> None:
+    request.body = b""
+    await answer.begin_stream()
+    await answer.piece(STREAM[0])
+    await request.gone.wait()
 
 
 class KvAware(RouterTest):
@@ -48,6 +55,22 @@ class KvAware(RouterTest):
         )
         router.signal(signal.SIGTERM)
         self.assertEqual(await router.ended(), 0)
+
+    async def test_open_streams_keep_nothing_of_their_prompts(self) -> None:
+        router = await self.router(d=[await self.engine(one_event)])
+        grown = []
+        for i in range(48):
+            if i == 8:  # Buffers and the index exist by then.
+                grown.append(router.resident_bytes())
+            client = await self.stack.enter_async_context(router.client())
+            await client.post("/v1/completions", {"prompt": f"{i:7} " * 125_000, "stream": True})
+            await client.head()
+            await client.chunk()
+        metrics = await router.metrics()
+        self.assertEqual(metrics["body_bytes"], 0)
+        self.assertEqual(metrics["requests_in_flight"], 49)
+        # 40 prompts of 1 MB.
+        self.assertLess(router.resident_bytes() - grown[0], 10_000_000)
 
 
 if __name__ == "__main__":

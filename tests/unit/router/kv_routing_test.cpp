@@ -296,6 +296,57 @@ TEST_SUITE("kv_routing") {
     CHECK(rig.routing->block_stats().blocks == 0);
   }
 
+  TEST_CASE("lessons stay within their bytes, whatever engines announce") {
+    constexpr std::size_t kBytes = std::size_t{1} << 20U;
+    index::TextIndex texts({.bytes = 1 << 20});
+    KvLessons lessons(texts, kBytes);
+    index::Text text;
+    for (int i = 0; i < 100; ++i) {
+      const std::string session = "s" + std::to_string(i);
+      lessons.begin(session, text, {});
+      const auto keys = hashes(1, 10'000);
+      lessons.stored(session, nullptr, keys.data(), keys.size());
+    }
+    CHECK(lessons.size() == 100);
+    CHECK(lessons.bytes() <= kBytes);
+    CHECK(lessons.stats().refused > 0);
+    for (int i = 0; i < 100; ++i) lessons.end("s" + std::to_string(i), TimePoint{});
+    lessons.tick(TimePoint{seconds(60)});
+    CHECK(lessons.size() == 0);
+    CHECK(lessons.bytes() == 0);
+  }
+
+  TEST_CASE("long names that clients choose are not kept") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    const std::string name(1'000'000, 'x');
+    const auto request =
+        rig.routing->begin({.root = 1, .text = words(4096, 'a'), .tokens = {}}, name, name);
+    const auto where = rig.choose(*request);
+    REQUIRE(where);
+    rig.routing->sent(*request, *rig.engines[*where], rig.now);
+    CHECK(!request->has_lesson);
+    CHECK(rig.routing->log().json(rig.now).size() < 10'000);
+    rig.routing->finished(*request, rig.now);
+  }
+
+  TEST_CASE("a request that is answered keeps nothing of its prompt, and its report still counts") {
+    Rig rig;
+    rig.connect(0);
+    const auto request = rig.request(words(16'384, 'a'));
+    const auto where = rig.choose(*request);
+    REQUIRE(where);
+    rig.routing->sent(*request, *rig.engines[*where], rig.now);
+    rig.routing->first_token(*request, rig.now);
+    KvRouting::release_text(*request);
+    CHECK(request->text_bytes.capacity() < 100);
+    CHECK(request->text.chunks.capacity() == 0);
+    rig.routing->reported(*request, 8'192, 0, rig.now);  // 2 bytes each.
+    rig.routing->finished(*request, rig.now);
+    CHECK(rig.request(words(16'384, 'b'))->prompt_tokens == 8'192);
+  }
+
   TEST_CASE("the page of routes explains each decision and its outcome") {
     Rig rig;
     rig.connect(0);
