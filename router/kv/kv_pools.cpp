@@ -81,7 +81,7 @@ void KvPools::set_links(const std::string& server, const LinksPage& page) {
     node.pools.emplace(engine.space, Pool{.space = engine.space, .holder = *holder});
   }
   // A pool without engines stays: they may come back, and others read from it.
-  for (auto& [space, pool] : node.pools) pool.is_wanted = true;
+  for (auto& [space, pool] : node.pools) pool.has_engine = spaces.contains(space);
   attach_engines();
 }
 
@@ -111,20 +111,26 @@ void KvPools::attach_engines() {
   pool_of_.clear();
   for (const auto& [engine, entry] : fleet_.entries()) {
     Node* const node = node_of(entry.url, std::string(host_of(entry.url)));
-    // With several namespaces it is not known which one is the engine's.
-    if (node == nullptr || node->pools.size() != 1) {
+    // With engines of several namespaces it is not known which one is the engine's.
+    const Pool* only = nullptr;
+    std::size_t used = 0;
+    if (node != nullptr) {
+      for (const auto& [space, pool] : node->pools) {
+        if (pool.has_engine && ++used == 1) only = &pool;
+      }
+    }
+    if (used != 1) {
       fleet_.attach(engine, std::nullopt, node == nullptr ? index::kNoNode : node->place);
       continue;
     }
-    const Pool& pool = node->pools.begin()->second;
-    pool_of_.emplace(engine, std::pair(node->url, pool.space));
-    fleet_.attach(engine, pool.holder, node->place);
+    pool_of_.emplace(engine, std::pair(node->url, only->space));
+    fleet_.attach(engine, only->holder, node->place);
   }
 }
 
 std::string KvPools::next_target(const std::string& server, const std::string& space) const {
   const Pool* const pool = find(server, space);
-  if (pool == nullptr || !pool->is_wanted) return {};
+  if (pool == nullptr) return {};
   if (pool->cursor) {
     return fmt::format("/blocks?namespace={}&cursor={}&keys=8", space, *pool->cursor);
   }
@@ -196,7 +202,11 @@ void KvPools::answered(const std::string& server, const std::string& space, cons
 
 void KvPools::failed(const std::string& server, const std::string& space, const std::string& why) {
   Pool* const pool = find(server, space);
-  if (pool != nullptr) restart(*pool, why);
+  if (pool == nullptr) return;
+  if (pool->has_engine) return restart(*pool, why);
+  // The namespace went with its last engine. Should one come back, its pool is listed anew.
+  remove_pool(*pool);
+  nodes_.find(server)->second.pools.erase(space);
 }
 
 KvPools::Pool* KvPools::find(const std::string& server, const std::string& space) {

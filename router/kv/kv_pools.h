@@ -34,7 +34,7 @@ class KvPools {
     std::uint64_t position = 0;
     std::optional<std::uint32_t> cursor{0};  ///< Where the list continues; not set: it is complete.
     bool is_trusted = false;                 ///< The list is complete, and changes follow it.
-    bool is_wanted = true;                   ///< An engine of the node has the namespace.
+    bool has_engine = true;                  ///< One of the node has the namespace.
     std::string reason = "the pool's blocks were not listed yet";
     std::uint64_t changes = 0;  ///< Received.
     std::uint64_t lists = 0;    ///< Begun.
@@ -64,11 +64,11 @@ class KvPools {
   /// Connects engines to the pools of their nodes; call it after engines or servers have changed.
   void attach_engines();
 
-  /// The path and query of the next request about a pool; empty: the pool is not wanted.
+  /// The path and query of the next request about a pool; empty: there is no such pool.
   [[nodiscard]] std::string next_target(const std::string& server, const std::string& space) const;
   /// The answer to it.
   void answered(const std::string& server, const std::string& space, const PoolPage& page);
-  /// The request failed: the pool is listed from its start.
+  /// The request failed: the pool is listed from its start, or dropped if no engine uses it.
   void failed(const std::string& server, const std::string& space, const std::string& why);
 
   /// The pool that an engine loads from; nullptr: none is known.

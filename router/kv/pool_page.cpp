@@ -49,6 +49,21 @@ double number_of(const std::vector<JsonMember>& members, std::string_view name) 
   return value;
 }
 
+/// A whole number; 0 for a missing one, and for one that does not fit.
+template <typename Number>
+Number whole_of(const std::vector<JsonMember>& members, std::string_view name) {
+  const double value = number_of(members, name);
+  constexpr double kMost = 4e9;
+  return value >= 0 && value <= kMost ? static_cast<Number>(value) : 0;
+}
+
+/// Ids of servers and namespaces are written into bodies of requests, and into targets.
+bool is_id(std::string_view text) {
+  constexpr std::size_t kMost = 128;
+  return !text.empty() && text.size() <= kMost &&
+         text.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+}
+
 Result<std::vector<std::vector<JsonMember>>> objects_of(const std::vector<JsonMember>& members,
                                                         std::string_view name) {
   std::vector<std::vector<JsonMember>> objects;
@@ -107,6 +122,9 @@ Result<LinksPage> LinksPage::read(std::string_view body) {
   if (!top) return fail(Errc::kCorrupt, "GET /links: {}", top.error().detail);
   LinksPage page{.node = text_of(*top, "node")};
   if (page.node.empty()) return fail(Errc::kCorrupt, "GET /links: the member \"node\" is missing");
+  if (!is_id(page.node)) {
+    return fail(Errc::kCorrupt, "GET /links: the member \"node\" is no hexadecimal number");
+  }
   PEGA_TRY_LET(const auto links, objects_of(*top, "links"));
   for (const auto& link : links) {
     std::string node = text_of(link, "node");
@@ -119,11 +137,13 @@ Result<LinksPage> LinksPage::read(std::string_view body) {
   for (const auto& engine : engines) {
     std::string space = text_of(engine, "namespace");
     if (space.empty()) continue;
-    page.engines.push_back(
-        {.instance = text_of(engine, "instance"),
-         .space = std::move(space),
-         .block_bytes = static_cast<std::uint64_t>(number_of(engine, "block_bytes")),
-         .block_tokens = static_cast<std::uint32_t>(number_of(engine, "block_tokens"))});
+    if (!is_id(space)) {
+      return fail(Errc::kCorrupt, "GET /links: a \"namespace\" is no hexadecimal number");
+    }
+    page.engines.push_back({.instance = text_of(engine, "instance"),
+                            .space = std::move(space),
+                            .block_bytes = whole_of<std::uint64_t>(engine, "block_bytes"),
+                            .block_tokens = whole_of<std::uint32_t>(engine, "block_tokens")});
   }
   return page;
 }

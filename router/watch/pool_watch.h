@@ -33,7 +33,7 @@ class PoolWatch {
 
   void use_servers();
   boost::asio::awaitable<void> ask_links(Place place);
-  /// Follows one pool until it is no longer wanted.
+  /// Follows one pool until it is dropped.
   boost::asio::awaitable<void> follow(Place place, std::string space);
   boost::asio::awaitable<Result<ShortResponse>> get(Place place, std::string target,
                                                     Duration timeout, std::size_t limit);

@@ -131,9 +131,26 @@ TEST_SUITE("kv_pools") {
     CHECK(pool == &rig.pools.nodes().at("http://b:50061").pools.at("n"));
     // With two namespaces on the node it is not known which one is the engine's.
     LinksPage page{.node = std::string(32, '2')};
+    page.engines.push_back({.instance = "i", .space = "n", .block_bytes = 0, .block_tokens = 0});
     page.engines.push_back({.instance = "j", .space = "m", .block_bytes = 0, .block_tokens = 0});
     rig.pools.set_links("http://b:50061", page);
     CHECK(rig.pools.pool_of(rig.engines[0]->id) == nullptr);
+  }
+
+  TEST_CASE("an engine that comes back with another namespace has that one's pool") {
+    Rig rig;
+    rig.answered(answer('s', kList, {1, 2, 3}));
+    LinksPage page{.node = std::string(32, '1')};
+    page.engines.push_back({.instance = "i", .space = "m", .block_bytes = 0, .block_tokens = 0});
+    rig.pools.set_links("http://a:50061", page);
+    const KvPools::Pool* const pool = rig.pools.pool_of(rig.engines[0]->id);
+    REQUIRE(pool != nullptr);
+    CHECK(pool->space == "m");
+    // Others still read from the former pool, until the server no longer has it.
+    CHECK(rig.held() == 3);
+    rig.pools.failed("http://a:50061", "n", "GET /journal returned 404");
+    CHECK(rig.target().empty());
+    CHECK(rig.pools.nodes().at("http://a:50061").pools.size() == 1);
   }
 
   TEST_CASE("a server that does not answer gives no credit, and one that is gone leaves nothing") {
@@ -162,11 +179,17 @@ TEST_SUITE("kv_pools") {
     other[54] = 32;  // The size of a key.
     CHECK(!PoolPage::read(other));
     for (const std::string_view bad :
-         {"", "[]", "{}", R"({"node":"a"})", R"({"node":"a","links":[1],"engines":[]})",
-          R"({"node":"a","links":[],"engines":{}})"}) {
+         {"", "[]", "{}", R"({"node":"a"})", R"({"node":"a\"},","links":[],"engines":[]})",
+          R"({"node":"a","links":[],"engines":[{"namespace":"a HTTP/1.1\r\n"}]})",
+          R"({"node":"a","links":[1],"engines":[]})", R"({"node":"a","links":[],"engines":{}})"}) {
       CAPTURE(bad);
       CHECK(!LinksPage::read(bad));
     }
+    const auto odd = LinksPage::read(
+        R"({"node":"a","links":[],"engines":[{"namespace":"b","block_bytes":-1,"block_tokens":1e99}]})");
+    REQUIRE(odd);
+    CHECK(odd->engines[0].block_bytes == 0);
+    CHECK(odd->engines[0].block_tokens == 0);
   }
 
   TEST_CASE("a hint changes nothing else of a body") {
