@@ -219,6 +219,8 @@ void KvFleet::run_actions(Rank& rank, TimePoint now) {
         break;
       }
       case Kind::kTrust:
+        // A reason may change with each batch, such as the number of one that cannot be decoded.
+        if (std::exchange(rank.logged, action.trust) == action.trust) break;
         kLog.info("the state of an engine's events is {} engine={} rank={} reason=\"{}\"",
                   index::to_string(action.trust), rank.url, rank.number, action.reason);
         break;

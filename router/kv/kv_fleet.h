@@ -46,6 +46,7 @@ class KvFleet {
     index::StreamId stream = 0;  ///< 0: the engine publishes no events.
     index::EventAddress address{};
     index::Source source{};
+    index::Trust logged = index::Trust::kUnknown;  ///< The state in the log.
 
     [[nodiscard]] bool gives_credit() const { return stream != 0 && source.gives_credit(); }
   };

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "router/page/kv_page.h"
 
 namespace pegaflow::router {
@@ -294,6 +295,23 @@ TEST_SUITE("kv_routing") {
     while (rig.routing->work()) {
     }
     CHECK(rig.routing->block_stats().blocks == 0);
+  }
+
+  TEST_CASE("an engine whose batches cannot be decoded does not fill the log") {
+    static int lines;
+    lines = 0;
+    set_log_sink([](LogLevel, std::string_view) { ++lines; });
+    Rig rig;
+    rig.connect(0);
+    for (std::uint64_t number = 0; number < 1'000; ++number) {
+      index::Arrival arrival = arrival_of(rig.stream_of(0), index::Arrival::Kind::kLive, number);
+      arrival.batch.undecodable = true;
+      rig.routing->fleet().arrive(std::move(arrival), rig.now);
+    }
+    set_log_sink(nullptr);
+    CHECK(lines <= 4);
+    const json health = json::parse(kv_health(*rig.routing, rig.now));
+    CHECK(health["sources"][0]["reason"] == "batch 999 could not be decoded");
   }
 
   TEST_CASE("lessons stay within their bytes, whatever engines announce") {
