@@ -67,7 +67,7 @@ void KvPools::set_links(const std::string& server, const LinksPage& page) {
   }
   std::set<std::string> spaces;
   for (const LinksPage::Attached& engine : page.engines) {
-    spaces.insert(engine.space);
+    if (engine.is_connected) spaces.insert(engine.space);
     if (engine.block_bytes != 0 && engine.block_tokens != 0) {
       placement_.set_bytes_per_token(static_cast<double>(engine.block_bytes) /
                                      static_cast<double>(engine.block_tokens));

@@ -143,7 +143,8 @@ Result<LinksPage> LinksPage::read(std::string_view body) {
     page.engines.push_back({.instance = text_of(engine, "instance"),
                             .space = std::move(space),
                             .block_bytes = whole_of<std::uint64_t>(engine, "block_bytes"),
-                            .block_tokens = whole_of<std::uint32_t>(engine, "block_tokens")});
+                            .block_tokens = whole_of<std::uint32_t>(engine, "block_tokens"),
+                            .is_connected = text_of(engine, "state") != "disconnected"});
   }
   return page;
 }

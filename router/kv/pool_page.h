@@ -47,6 +47,7 @@ struct LinksPage {
     std::string space;               ///< The hash of its namespace.
     std::uint64_t block_bytes = 0;   ///< 0: not known.
     std::uint32_t block_tokens = 0;  ///< 0: not known.
+    bool is_connected = true;        ///< It may come back otherwise, or be another one now.
   };
   std::vector<Attached> engines{};
 

@@ -141,7 +141,13 @@ TEST_SUITE("kv_pools") {
     Rig rig;
     rig.answered(answer('s', kList, {1, 2, 3}));
     LinksPage page{.node = std::string(32, '1')};
-    page.engines.push_back({.instance = "i", .space = "m", .block_bytes = 0, .block_tokens = 0});
+    page.engines.push_back({.instance = "j", .space = "m", .block_bytes = 0, .block_tokens = 0});
+    // The server still lists the former instance.
+    page.engines.push_back({.instance = "i",
+                            .space = "n",
+                            .block_bytes = 0,
+                            .block_tokens = 0,
+                            .is_connected = false});
     rig.pools.set_links("http://a:50061", page);
     const KvPools::Pool* const pool = rig.pools.pool_of(rig.engines[0]->id);
     REQUIRE(pool != nullptr);
@@ -185,6 +191,10 @@ TEST_SUITE("kv_pools") {
       CAPTURE(bad);
       CHECK(!LinksPage::read(bad));
     }
+    const auto old = LinksPage::read(
+        R"({"node":"a","links":[],"engines":[{"namespace":"b","state":"disconnected"}]})");
+    REQUIRE(old);
+    CHECK(!old->engines[0].is_connected);
     const auto odd = LinksPage::read(
         R"({"node":"a","links":[],"engines":[{"namespace":"b","block_bytes":-1,"block_tokens":1e99}]})");
     REQUIRE(odd);
