@@ -18,7 +18,7 @@ constexpr std::size_t kNewNodes = 2;
 Result<TextTree> TextTree::create(std::size_t max_bytes) {
   const std::size_t chunks = max_bytes / kBytesPerChunk;
   const std::size_t slots = std::bit_ceil(chunks + chunks / 2);
-  PEGA_TRY_LET(ZeroArray<Slot> table, ZeroArray<Slot>::create(slots));
+  PEGA_TRY_LET(ZeroArray<Slot> table, ZeroArray<Slot>::create(slots, Pages::kSmall));
   return TextTree(std::move(table), slots, max_bytes);
 }
 

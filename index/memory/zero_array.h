@@ -10,10 +10,15 @@
 
 namespace pegaflow::index {
 
-/// Maps `bytes` of private zeros, in huge pages where the kernel has them: most of a cache miss in
-/// a large table is the page walk. Errors: kOutOfCapacity.
-Result<void*> map_zeros(std::size_t bytes);
-void unmap_zeros(void* pages, std::size_t bytes) noexcept;
+/// The pages of an array. Of huge ones the kernel clears 2 MiB at the first write to any of it.
+enum class Pages : unsigned char {
+  kHuge,   ///< Where the kernel has them: most of a cache miss in a large table is the page walk.
+  kSmall,  ///< For tables that are written here and there long before they are full.
+};
+
+/// Maps `bytes` of private zeros. Errors: kOutOfCapacity.
+Result<void*> map_zeros(std::size_t bytes, Pages pages);
+void unmap_zeros(void* first, std::size_t bytes) noexcept;
 
 /// A fixed array of T, all bytes zero at first. Movable; its address never changes.
 template <typename T>
@@ -22,9 +27,9 @@ class ZeroArray {
 
  public:
   /// Errors: kOutOfCapacity.
-  static Result<ZeroArray> create(std::size_t count) {
-    PEGA_TRY_LET(void* const pages, map_zeros(count * sizeof(T)));
-    return ZeroArray(static_cast<T*>(pages), count);
+  static Result<ZeroArray> create(std::size_t count, Pages pages = Pages::kHuge) {
+    PEGA_TRY_LET(void* const first, map_zeros(count * sizeof(T), pages));
+    return ZeroArray(static_cast<T*>(first), count);
   }
 
   ZeroArray(ZeroArray&& other) noexcept

@@ -36,7 +36,7 @@ struct RouterOptions {
   std::string prefill_policy = "kv-aware";
   std::string decode_policy = "kv-aware";
   std::int64_t index_blocks = 16 << 20;
-  std::uint64_t text_index_bytes = std::uint64_t{1} << 30;
+  std::uint64_t text_index_bytes = std::uint64_t{256} << 20;
   Duration event_sources_interval = std::chrono::seconds(60);
   std::int64_t hash_prefix_bytes = 4096;
   std::int64_t min_prefill_tokens = 256;
