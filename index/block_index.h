@@ -80,7 +80,7 @@ class BlockIndex {
   /// blocks are forgotten last when the index is full.
   void store(HolderId holder, std::span<const Key> keys, bool at_root = false);
 
-  /// The holder no longer has `keys`. Those that it did not have are counted.
+  /// The holder no longer has `keys`. Keys that it did not have are counted.
   void erase(HolderId holder, std::span<const Key> keys);
 
   /// Visits up to `max_cells` cells: frees those of cleared holders and joins fragments. Returns

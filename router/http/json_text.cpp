@@ -433,6 +433,11 @@ const JsonMember* find_member(const std::vector<JsonMember>& members, std::strin
   return nullptr;
 }
 
+std::string text_of(const std::vector<JsonMember>& members, std::string_view name) {
+  const JsonMember* const member = find_member(members, name);
+  return member == nullptr ? std::string() : json_unescape(member->value);
+}
+
 std::string json_unescape(std::string_view literal) {
   if (literal.size() < 2 || literal.front() != '"') return {};
   return undo_escapes(literal.substr(1, literal.size() - 2));

@@ -59,6 +59,10 @@ Result<void> find_members(std::string_view text,
 /// The last member named `name`, which is the one that parsers use; nullptr when there is none.
 const JsonMember* find_member(const std::vector<JsonMember>& members, std::string_view name);
 
+/// The text of the member named `name`, with its escapes undone; "" when there is none, or it is no
+/// string.
+std::string text_of(const std::vector<JsonMember>& members, std::string_view name);
+
 /// The text of a string literal (with its quotes), with its escapes undone; "" for any other value.
 /// The literal comes from read_members() or read_elements(), so it is well formed.
 std::string json_unescape(std::string_view literal);

@@ -67,7 +67,7 @@ void KvFleet::set_engines(std::span<const std::shared_ptr<Engine>> engines, Time
       entries_.insert(before.extract(known));
       continue;
     }
-    Entry entry{.url = engine->url.text, .ranks = {}};
+    Entry entry{.url = engine->url.text, .host = engine->url.host, .ranks = {}};
     add_rank(entry, engine->id, 0);
     entries_.emplace(engine->id, std::move(entry));
   }
@@ -119,17 +119,17 @@ void KvFleet::set_addresses(std::uint64_t engine, std::vector<index::EventAddres
   Entry& entry = found->second;
   entry.was_asked = true;
   entry.sources_error = std::move(error);
-  // Ranks without events still have their account, so rank 0 stays.
-  std::vector<std::unique_ptr<Rank>> gone;
-  std::erase_if(entry.ranks, [&](std::unique_ptr<Rank>& rank) {
-    const bool stays = rank->number == 0 ||
-                       std::any_of(addresses.begin(), addresses.end(), [&](const auto& address) {
-                         return address.rank == rank->number;
-                       });
-    if (!stays) gone.push_back(std::move(rank));
-    return !stays;
+  std::erase_if(entry.ranks, [&](const std::unique_ptr<Rank>& rank) {
+    const bool is_listed =
+        std::any_of(addresses.begin(), addresses.end(),
+                    [&](const auto& address) { return address.rank == rank->number; });
+    if (is_listed) return false;
+    close_stream(*rank, now);
+    // Ranks without events still have their account, so rank 0 stays.
+    if (rank->number == 0) return false;
+    remove_rank(*rank);
+    return true;
   });
-  for (const auto& rank : gone) remove_rank(*rank);
   for (const index::EventAddress& address : addresses) {
     auto at = std::find_if(entry.ranks.begin(), entry.ranks.end(),
                            [&](const auto& rank) { return rank->number == address.rank; });
@@ -140,12 +140,6 @@ void KvFleet::set_addresses(std::uint64_t engine, std::vector<index::EventAddres
     if ((*at)->stream != 0 && (*at)->address == address) continue;
     close_stream(**at, now);
     open_stream(**at, address);
-  }
-  for (const auto& rank : entry.ranks) {
-    const bool is_listed = std::any_of(
-        addresses.begin(), addresses.end(),
-        [&](const index::EventAddress& address) { return address.rank == rank->number; });
-    if (!is_listed) close_stream(*rank, now);
   }
   std::sort(entry.ranks.begin(), entry.ranks.end(),
             [](const auto& a, const auto& b) { return a->number < b->number; });

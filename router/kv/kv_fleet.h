@@ -52,6 +52,7 @@ class KvFleet {
   };
   struct Entry {
     std::string url;
+    std::string host{};                        ///< The host in the URL.
     std::vector<std::unique_ptr<Rank>> ranks;  ///< At least one, in the order of their numbers.
     std::string sources_error{};  ///< Why the engine's addresses are not used; empty: they are.
     bool was_asked = false;       ///< For its addresses.

@@ -17,12 +17,6 @@ constexpr Log kLog{"router"};
 /// Blocks of one call of the index.
 constexpr std::size_t kSlice = 2048;
 
-std::string_view host_of(std::string_view url) {
-  url.remove_prefix(std::min(url.size(), std::string_view("http://").size()));
-  if (!url.empty() && url.front() == '[') return url.substr(1, url.find(']') - 1);
-  return url.substr(0, url.rfind(':'));
-}
-
 }  // namespace
 
 void KvPools::set_servers(const std::vector<EngineUrl>& servers) {
@@ -110,7 +104,7 @@ KvPools::Node* KvPools::node_of(const std::string& engine_url, const std::string
 void KvPools::attach_engines() {
   pool_of_.clear();
   for (const auto& [engine, entry] : fleet_.entries()) {
-    Node* const node = node_of(entry.url, std::string(host_of(entry.url)));
+    Node* const node = node_of(entry.url, entry.host);
     // With engines of several namespaces it is not known which one is the engine's.
     const Pool* only = nullptr;
     std::size_t used = 0;

@@ -36,11 +36,6 @@ class Numbers {
   std::size_t at_ = 0;
 };
 
-std::string text_of(const std::vector<JsonMember>& members, std::string_view name) {
-  const JsonMember* const member = find_member(members, name);
-  return member == nullptr ? std::string() : json_unescape(member->value);
-}
-
 double number_of(const std::vector<JsonMember>& members, std::string_view name) {
   const JsonMember* const member = find_member(members, name);
   double value = 0;

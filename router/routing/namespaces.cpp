@@ -13,13 +13,6 @@ namespace {
 constexpr std::size_t kShownBytes = 120;  // Of one value.
 constexpr std::size_t kShownInstances = 8;
 
-/// The text of a string member; empty for any other value.
-std::string text_of(const std::vector<JsonMember>& members, std::string_view name) {
-  const JsonMember* const member = find_member(members, name);
-  return member == nullptr || member->value.front() != '"' ? std::string()
-                                                           : json_unescape(member->value);
-}
-
 Result<std::vector<std::string_view>> elements_of(const std::vector<JsonMember>& members,
                                                   std::string_view name) {
   const JsonMember* const list = find_member(members, name);

@@ -12,6 +12,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <fmt/format.h>
 
 #include "router/http/http_error.h"
 #include "router/upstream/engine_connections.h"
@@ -222,6 +223,13 @@ asio::awaitable<Result<void>> UpstreamCall::more(std::string& out, Duration time
   }
   deadline_.clear();
   co_return Result<void>();
+}
+
+std::string get_head(const Engine& engine, std::string_view target, std::string_view bearer) {
+  return fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\n{}{}{}\r\n", target,
+                     std::string_view(engine.url.text).substr(7),
+                     bearer.empty() ? "" : "Authorization: Bearer ", bearer,
+                     bearer.empty() ? "" : "\r\n");
 }
 
 asio::awaitable<Result<ShortResponse>> get_from_engine(EngineConnections& connections,

@@ -88,6 +88,9 @@ class UpstreamCall final : public PendingCall {
   bool given_up_ = false;
 };
 
+/// The head of a GET of the router's own; with `bearer` it has that token or key.
+std::string get_head(const Engine& engine, std::string_view target, std::string_view bearer = {});
+
 /// Sends a GET and reads the whole response, within `timeout` for everything.
 /// Errors: as UpstreamCall::open(), and kOutOfCapacity for more than `limit` bytes.
 struct ShortResponse {

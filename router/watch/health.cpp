@@ -162,8 +162,7 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
   asio::steady_timer timer(shared_.io);
   const Result<void> resolved =
       co_await shared_.engine_connections.resolve(engine, timer, shared_.options.health_timeout);
-  std::string request = fmt::format("GET /health HTTP/1.1\r\nHost: {}\r\n\r\n",
-                                    std::string_view(engine->url.text).substr(7));
+  std::string request = get_head(*engine, "/health");
   const Result<ShortResponse> got =
       co_await get_from_engine(shared_.engine_connections, engine, std::move(request),
                                shared_.options.health_timeout, std::size_t{64} * 1024);

@@ -27,12 +27,7 @@ constexpr std::size_t kBatches = 16;
 constexpr Duration kTick = std::chrono::milliseconds(250);
 
 asio::awaitable<void> ask(Shared& shared, std::shared_ptr<Engine> engine) {
-  std::string request = fmt::format("GET /kv_event_sources HTTP/1.1\r\nHost: {}\r\n",
-                                    std::string_view(engine->url.text).substr(7));
-  if (!shared.engine_key.empty()) {
-    request += fmt::format("Authorization: Bearer {}\r\n", shared.engine_key);
-  }
-  request += "\r\n";
+  std::string request = get_head(*engine, "/kv_event_sources", shared.engine_key);
   const Result<ShortResponse> got =
       co_await get_from_engine(shared.engine_connections, engine, std::move(request),
                                shared.options.health_timeout, index::kMaxSourcesText);

@@ -16,12 +16,7 @@ asio::awaitable<void> read_model_list(Shared& shared, std::shared_ptr<Engine> en
   if (engine->models.is_asked) co_return;
   engine->models.is_asked = true;
   engine->models.asked_at = shared.now();
-  std::string request = fmt::format("GET /v1/models HTTP/1.1\r\nHost: {}\r\n",
-                                    std::string_view(engine->url.text).substr(7));
-  if (!shared.engine_key.empty()) {
-    request += fmt::format("Authorization: Bearer {}\r\n", shared.engine_key);
-  }
-  request += "\r\n";
+  std::string request = get_head(*engine, "/v1/models", shared.engine_key);
   const Result<ShortResponse> got =
       co_await get_from_engine(shared.engine_connections, engine, std::move(request),
                                shared.options.health_timeout, kModelListBytes);

@@ -70,8 +70,7 @@ std::string PoolWatch::request_for(const Engine& place, std::string_view target)
                                  .method = "GET",
                                  .target = target,
                                  .body = {}});
-  return fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n", target,
-                     std::string_view(place.url.text).substr(7), token);
+  return get_head(place, target, token);
 }
 
 asio::awaitable<Result<ShortResponse>> PoolWatch::get(Place place, std::string target,

@@ -65,8 +65,7 @@ void ServerWatch::use_servers() {
 
 asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
   server->is_asked = true;
-  std::string request = fmt::format("GET /instances HTTP/1.1\r\nHost: {}\r\n\r\n",
-                                    std::string_view(server->place->url.text).substr(7));
+  std::string request = get_head(*server->place, "/instances");
   const Result<ShortResponse> got =
       co_await get_from_engine(shared_.engine_connections, server->place, std::move(request),
                                shared_.options.health_timeout, kAnswerBytes);
