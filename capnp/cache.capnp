@@ -95,7 +95,8 @@ struct Hello {
 #   0  notices: `describe` and `decline`
 #   1  kinds: several kinds of blocks in a namespace
 #   2  cells: blocks that engines of other tensor-parallel sizes share
-#   3 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   3  chains: `reportChain`
+#   4 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -260,7 +261,8 @@ interface Session {
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.
 
-  reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8, depths :Data) -> (
+  reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8, depths :Data,
+              mayRefuse :Bool) -> (
     slots :List(UInt32), error :Error);
   # A job is of one kind, and the keys are those of its blocks.
   # One slot per key; 0xFFFFFFFF: skip the key. The first rank of an instance to call it decides each
@@ -270,6 +272,8 @@ interface Session {
   # depths: one byte per key: 1 + log2(1 + n), rounded down, where n is the number of blocks of the
   # kind before it in its prompt; 0: unknown. Empty, also from older clients: all are unknown. A
   # server that may not write all blocks to its disks prefers those near the start of a prompt.
+  # mayRefuse: no other engine waits for these blocks, so a server whose eviction policy refuses saves
+  # may skip keys to keep the blocks that it has. Older clients are never refused.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the
@@ -326,4 +330,12 @@ interface Session {
   boundaries @17 Keys -> (restorable :Data, complete :Bool, error :Error);
   # Feature 1, with several kinds. Every length at which the prompt is restorable: bit i of byte
   # i / 8 is the length (i + 1) x alignmentTokens. Holds nothing.
+
+  reportChain @18 (session :UInt64, keys :Data, blockTokens :UInt32) -> (wanted :Bool, error :Error);
+  # Feature 3. Which blocks the prompt of one request has, for routers that read the journal over HTTP;
+  # docs/router_api.md. session: XXH3-64 of the request's session id. keys: the low 64 bits of the
+  # engine's hash of each full block of `blockTokens` tokens, 8 bytes each with the least significant
+  # first, from the beginning of the prompt on, at most 8,192. With several kinds: those of the first
+  # kind of rule prefix. It has no other effect. wanted: a router has read chains within a minute;
+  # without one a client reports a chain at most once a second.
 }

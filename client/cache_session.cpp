@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "base/log.h"
 #include "base/os/mailbox.h"
 #include "base/os/thread.h"
+#include "base/session_name.h"
 #include "base/units.h"
 #include "capnp/wire/codec.h"
 #include "client/loop.h"
@@ -25,6 +28,9 @@ constexpr Log kLog{"session"};
 
 /// One for each request of a busy scheduler step; each may carry 256 KiB of keys.
 constexpr std::size_t kMaxQuestions = 1024;
+
+/// How often a server is asked whether its routers want chains.
+constexpr std::chrono::seconds kChainInterval{1};
 
 /// The server's own limit.
 constexpr Duration kLongestWait = std::chrono::seconds(10);
@@ -87,7 +93,24 @@ class CacheSession::Impl {
     }
   }
 
+  bool wants_chains() {
+    if (wants_chains_) return board_.state() == LinkState::kReady;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    auto last = chain_tried_.load();
+    constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
+    if (last != kNever && now - last < Duration(kChainInterval).count()) return false;
+    return board_.state() == LinkState::kReady && chain_tried_.compare_exchange_strong(last, now);
+  }
+
+  void report_chain(SessionCommand command) {
+    // Without room for it, a router knows a prompt less.
+    if (may_ask() && !commands_.try_send(std::move(command))) {
+      kLog.debug("command queue full, a prompt's blocks are not reported to routers");
+    }
+  }
+
   [[nodiscard]] const StatusBoard& board() const { return board_; }
+  [[nodiscard]] QuestionTable& questions() { return questions_; }
 
  private:
   Result<void> may_ask() const {
@@ -99,7 +122,7 @@ class CacheSession::Impl {
 
   void thread_main() {
     std::optional<Error> broken = run_loop([this](kj::AsyncIoContext& io) {
-      SessionLoop loop(io, options_, board_, commands_, questions_);
+      SessionLoop loop(io, options_, board_, commands_, questions_, wants_chains_);
       loop.run().wait(io.waitScope);
     });
     if (broken) retire(*broken);
@@ -124,6 +147,9 @@ class CacheSession::Impl {
   const Options options_;
   const pid_t pid_ = ::getpid();
   StatusBoard board_;
+  std::atomic<bool> wants_chains_ = false;
+  /// When wants_chains() was last true without a router that wants them.
+  std::atomic<std::int64_t> chain_tried_ = std::numeric_limits<std::int64_t>::min();
   Mailbox<SessionCommand> commands_;
   QuestionTable questions_;
   std::thread thread_;
@@ -184,6 +210,12 @@ std::optional<Result<CacheSession::Answer>> CacheSession::take(Ticket ticket, Du
       [](QuestionTable::Outcome&& row) { return std::move(row.answer); });
 }
 
+std::uint64_t CacheSession::events() const { return impl_->questions().events(); }
+bool CacheSession::await_event(std::uint64_t seen, Duration patience) {
+  return impl_->questions().await_event(seen, patience);
+}
+void CacheSession::interrupt() { impl_->questions().interrupt(); }
+
 void CacheSession::forget(Ticket ticket) { impl_->forget(ticket); }
 void CacheSession::unclaim(const Id128& token) { impl_->unclaim(token); }
 
@@ -234,6 +266,16 @@ Result<CacheSession::Reset> CacheSession::reset_cache(Duration patience) {
     return fail(Errc::kTimeout, "reset_cache: no response");
   }
   return std::move(*answer);
+}
+
+bool CacheSession::wants_chains() { return impl_->wants_chains(); }
+
+void CacheSession::report_chain(std::string_view session, std::span<const BlockKey> keys,
+                                std::uint32_t block_tokens) {
+  impl_->report_chain({.kind = Kind::kChain,
+                       .keys = first_keys(keys),
+                       .session = session_name(session),
+                       .block_tokens = block_tokens});
 }
 
 LinkStatus CacheSession::status() const { return impl_->board().get(); }

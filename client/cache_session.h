@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/block_key.h"
@@ -56,6 +57,16 @@ class CacheSession {
   Result<Ticket> lookup(std::span<const BlockKey> keys, std::size_t local_units = 0,
                         const SessionHints& hints = {});
 
+  /// The number of answers that have arrived, and of calls of interrupt(). Thread-safe, does not
+  /// block. A question that the server fails, or whose deadline passes, has an answer too.
+  [[nodiscard]] std::uint64_t events() const;
+  /// Sleeps until events() is no longer `seen`, for at most `patience`; whether it changed. A
+  /// caller that reads events(), takes the answers that it waits for, and finds none, misses no
+  /// answer here.
+  bool await_event(std::uint64_t seen, Duration patience);
+  /// Ends await_event() of another thread, or its next one with an older `seen`. Thread-safe.
+  void interrupt();
+
   /// Asks for a claim on the longest sealed prefix of `keys`, and on blocks behind it that are in
   /// flight from another node: a load waits for them, and some may not come. With `compute` only
   /// those are fetched that are predicted to arrive sooner than they would be computed.
@@ -84,6 +95,16 @@ class CacheSession {
 
   /// Ends a claim. Its loads continue.
   void unclaim(const Id128& token);
+
+  /// Whether a router wants to know which blocks prompts have, as far as the server has reported.
+  /// While it is not known, or none wants to, this is true at most once a second.
+  [[nodiscard]] bool wants_chains();
+  /// Reports to routers, through the server, which full blocks the prompt of a request has: those
+  /// of the first kind of rule prefix, from the first on, at most kMaxKeys. `session` is the
+  /// request's session id, of which only a hash is sent. Does not wait; it is dropped without a
+  /// server that has this feature.
+  void report_chain(std::string_view session, std::span<const BlockKey> keys,
+                    std::uint32_t block_tokens);
 
   static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
   /// Asks for the entries since an earlier answer with this `space` and `position`. With

@@ -274,7 +274,8 @@ Mover::~Mover() {
 
 Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                          std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                         Device::Event after, std::span<const std::uint8_t> depths) {
+                         Device::Event after, std::span<const std::uint8_t> depths,
+                         bool may_refuse) {
   if (!depths.empty() && depths.size() != keys.size()) {
     return fail(Errc::kInvalidArgument, "{} depths for {} keys", depths.size(), keys.size());
   }
@@ -285,6 +286,7 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
   accepted.keys.assign(keys.begin(), keys.end());
   accepted.depths.assign(depths.begin(), depths.end());
   accepted.blocks.assign(blocks.begin(), blocks.end());
+  accepted.may_refuse = may_refuse;
   accepted.after = after;
   return impl_->accept(std::move(accepted));
 }

@@ -72,10 +72,11 @@ class Mover {
   /// other than none or one for each key; the job is then not accepted.
   ///
   /// `depths` say how far behind the start of their prompts the blocks lie, as in the wire's
-  /// `reserve`; none: unknown.
+  /// `reserve`; none: unknown. `may_refuse`: the server may skip blocks to keep others instead.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                     std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                    Device::Event after, std::span<const std::uint8_t> depths = {});
+                    Device::Event after, std::span<const std::uint8_t> depths = {},
+                    bool may_refuse = false);
   /// The same for kind 0.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
                     std::span<const std::uint32_t> blocks, Device::Event after) {

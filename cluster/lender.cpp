@@ -70,9 +70,17 @@ kj::Promise<std::vector<Lenders::Owner>> Lenders::owners(const Bytes32& space,
 
 kj::Promise<std::vector<Lenders::Holder>> Lenders::holders(const Bytes32& space,
                                                            std::span<const BlockKey> keys) {
+  return holders(space, keys, {});
+}
+
+kj::Promise<std::vector<Lenders::Holder>> Lenders::holders(const Bytes32& space,
+                                                           std::span<const BlockKey> keys,
+                                                           std::span<const Id128> only) {
   kj::Vector<kj::Promise<Holder>> asked;
   for (Lender* const lender : lenders_) {
-    if (!lender->is_ready()) continue;
+    const bool is_meant =
+        only.empty() || std::find(only.begin(), only.end(), lender->node()) != only.end();
+    if (!is_meant || !lender->is_ready()) continue;
     asked.add(lender->locate_each(space, keys)
                   .then([lender, life = lender->life()](Result<Lender::Present>&& present) {
                     if (!present) return Holder{.peer = lender, .life = life, .has = {}};

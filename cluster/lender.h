@@ -156,6 +156,11 @@ class Lenders {
   virtual kj::Promise<std::vector<Holder>> holders(const Bytes32& space,
                                                    std::span<const BlockKey> keys);
 
+ protected:
+  /// The same of these nodes only, by their incarnations; empty: of all.
+  kj::Promise<std::vector<Holder>> holders(const Bytes32& space, std::span<const BlockKey> keys,
+                                           std::span<const Id128> only);
+
  private:
   /// The keys of the second request.
   struct Rest {

@@ -56,9 +56,49 @@ PeerLink::PeerLink(kj::AsyncIoContext& io, const OwnNode& own, Epochs& epochs, O
 PeerLink::~PeerLink() noexcept(false) = default;
 
 kj::Promise<void> PeerLink::run() {
+  if (options_.is_parked) {
+    return pause(Duration::zero()).then([this]() { return run(); });
+  }
   return attempt().then([this](Result<void>&& outcome) { return finish(outcome); }).then([this]() {
     return run();
   });
+}
+
+/// Waits for `time`, and while the link is parked for dial(), which ends the wait in any case.
+kj::Promise<void> PeerLink::pause(Duration time) {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  wake_ = kj::mv(pair.fulfiller);
+  is_pausing_ = true;
+  auto woken = options_.is_parked
+                   ? kj::mv(pair.promise)
+                   : pair.promise.exclusiveJoin(io_.provider->getTimer().afterDelay(to_kj(time)));
+  return woken.then([this]() {
+    is_pausing_ = false;
+    wake_ = nullptr;
+  });
+}
+
+void PeerLink::dial(std::string address) {
+  PEGA_ASSERT(is_resting(), "{} is not resting", options_.address);
+  options_.address = std::move(address);
+  options_.is_parked = false;
+  pause_ = options_.first_pause;
+  stats_.state = State::kConnecting;
+  stats_.why.clear();
+  KJ_IF_MAYBE (wake, wake_) {
+    (*wake)->fulfill();
+  }
+}
+
+void PeerLink::park() {
+  if (std::exchange(options_.is_parked, true)) return;
+  if (connection_ != nullptr) {
+    connection_->why_dropped = "not used";
+    connection_->rpc.drop();
+  }
+  KJ_IF_MAYBE (wake, wake_) {
+    (*wake)->fulfill();
+  }
 }
 
 kj::Promise<Result<void>> PeerLink::attempt() {
@@ -89,6 +129,8 @@ kj::Promise<Result<void>> PeerLink::attempt() {
       })
       .then([this](Result<void>&& outcome) -> kj::Promise<Result<void>> {
         if (!outcome) return kj::mv(outcome);
+        // It was parked while it connected.
+        if (options_.is_parked) return Result<void>(fail(Errc::kPeerLost, "not used"));
         return serve();
       });
 }
@@ -415,18 +457,24 @@ kj::Promise<void> PeerLink::finish(const Result<void>& outcome) {
   if (std::exchange(found_self_, false)) {
     say(State::kSelf, "");
     pause_ = options_.first_pause;
-    return io_.provider->getTimer().afterDelay(to_kj(options_.longest_pause));
+    return pause(options_.longest_pause);
   }
   const bool is_refused = why.code == Errc::kRefused;
   if (!was_ready) ++stats_.failures;
   if (is_refused) ++stats_.refusals;
   say(is_refused ? State::kRefused : State::kConnecting, why.detail);
-  const Duration pause = is_refused ? options_.longest_pause : pause_;
+  const Duration time = is_refused ? options_.longest_pause : pause_;
   pause_ = std::min(2 * pause_, options_.longest_pause);
-  return io_.provider->getTimer().afterDelay(to_kj(pause));
+  return pause(time);
 }
 
 void PeerLink::say(State state, std::string why) {
+  // The end of a link that was parked is no event.
+  if (options_.is_parked) {
+    stats_.state = State::kConnecting;
+    stats_.why = std::move(why);
+    return changed_();
+  }
   const bool is_news = stats_.state != state || stats_.why != why;
   const bool was_ready = stats_.state == State::kReady;
   stats_.state = state;

@@ -69,6 +69,7 @@ class PeerLink final : public Lender {
     Duration longest_trial_pause = std::chrono::minutes(1);
     Duration least_silence = std::chrono::milliseconds(500);
     std::uint16_t maximum_version = kPeerWireMaximum;  ///< Lower in tests of older nodes.
+    bool is_parked = false;                            ///< Nothing is dialed before dial().
   };
   using State = PeerState;
   using Stats = PeerStats;
@@ -82,6 +83,14 @@ class PeerLink final : public Lender {
 
   /// Dials for as long as the link lives. Call it once.
   kj::Promise<void> run();
+
+  /// Dials that address from now on. Only while it is resting: nothing of a former address is left
+  /// then but its leases, which have ended with their life.
+  void dial(std::string address);
+  /// Ends the connection and dials no longer; it is resting soon.
+  void park();
+  /// Parked, with no attempt in progress.
+  [[nodiscard]] bool is_resting() const noexcept { return options_.is_parked && is_pausing_; }
 
   [[nodiscard]] bool is_ready() const noexcept override { return stats_.state == State::kReady; }
   /// The number of the present greeting: another number is another life of the peer or of the
@@ -140,6 +149,7 @@ class PeerLink final : public Lender {
     std::optional<Route> last_resort;
   };
 
+  kj::Promise<void> pause(Duration time);
   kj::Promise<Result<void>> attempt();
   kj::Promise<Result<void>> greet();
   kj::Promise<Result<void>> enter(const PeerSecret::Greeting& greeting, const PeerSecret& secret);
@@ -181,12 +191,14 @@ class PeerLink final : public Lender {
   kj::AsyncIoContext& io_;
   const OwnNode& own_;
   Epochs& epochs_;
-  const Options options_;
+  Options options_;
   const SteadyClock clock_{};
   Lanes& lanes_;
   std::function<void()> changed_;
   std::unique_ptr<Connection> connection_;
   Duration pause_;
+  kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> wake_;  ///< Ends a pause.
+  bool is_pausing_ = false;
   bool found_self_ = false;  ///< The present attempt reached this node.
   Route route_;
   std::optional<Kept> kept_;

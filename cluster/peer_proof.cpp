@@ -148,6 +148,15 @@ bool PeerSecret::is_proof(Side side, const Greeting& greeting,
          ::sodium_memcmp(proof.data(), right.data(), right.size()) == 0;
 }
 
+Bytes32 PeerSecret::seal(std::string_view purpose, std::span<const std::byte> message) const {
+  Digest digest(key_);
+  digest.add(std::string("pegaflow message 1"));
+  digest.add(std::string(purpose));
+  digest.add(std::uint64_t{message.size()});
+  digest.add(message);
+  return digest.end();
+}
+
 Bytes32 PeerSecret::sign(const HttpRequest& request) const {
   Digest digest(key_);
   digest.add(std::string("pegaflow http 1"));
@@ -155,6 +164,13 @@ Bytes32 PeerSecret::sign(const HttpRequest& request) const {
   digest.add(std::string(request.method));
   digest.add(std::string(request.target));
   digest.add(std::string(request.body));
+  return digest.end();
+}
+
+Bytes32 PeerSecret::derive(std::string_view purpose) const {
+  Digest digest(key_);
+  digest.add(std::string("pegaflow key 1"));
+  digest.add(std::string(purpose));
   return digest.end();
 }
 
@@ -200,6 +216,18 @@ const PeerSecret* PeerSecrets::find(PeerSecret::Side side, const PeerSecret::Gre
     if (secret.is_proof(side, greeting, proof) && found == nullptr) found = &secret;
   }
   return found;
+}
+
+bool PeerSecrets::is_seal(std::string_view purpose, std::span<const std::byte> message,
+                          std::span<const std::byte> digest) const {
+  bool is_good = false;
+  for (const PeerSecret& secret : all_) {
+    const Bytes32 right = secret.seal(purpose, message);
+    const bool is_this = digest.size() == right.size() &&
+                         ::sodium_memcmp(digest.data(), right.data(), right.size()) == 0;
+    is_good = is_this || is_good;
+  }
+  return is_good;
 }
 
 std::string http_token(const PeerSecret& secret, const PeerSecret::HttpRequest& request) {

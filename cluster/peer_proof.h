@@ -52,8 +52,14 @@ class PeerSecret {
     std::string_view target;  ///< Path and query.
     std::string_view body;
   };
+  /// The digest of a message that is authenticated as a whole. `purpose` separates the kinds of
+  /// messages: none can be passed off as one of another kind.
+  [[nodiscard]] Bytes32 seal(std::string_view purpose, std::span<const std::byte> message) const;
   /// The digest in the token of that request; see http_token().
   [[nodiscard]] Bytes32 sign(const HttpRequest& request) const;
+
+  /// A key of its own for another use of the secret.
+  [[nodiscard]] Bytes32 derive(std::string_view purpose) const;
 
   bool operator==(const PeerSecret&) const = default;
 
@@ -84,6 +90,10 @@ class PeerSecrets {
   /// The secret that `proof` of `side` was made with; nullptr: none of them.
   [[nodiscard]] const PeerSecret* find(PeerSecret::Side side, const PeerSecret::Greeting& greeting,
                                        std::span<const std::byte> proof) const;
+  /// Whether `digest` is PeerSecret::seal() of one of the secrets. Takes as long for a wrong digest
+  /// as for the right one.
+  [[nodiscard]] bool is_seal(std::string_view purpose, std::span<const std::byte> message,
+                             std::span<const std::byte> digest) const;
   bool operator==(const PeerSecrets&) const = default;
 
  private:

@@ -57,10 +57,10 @@ class KeptTables;
 /// by one through a first-in, first-out queue: the call itself does one slice of that queue, work()
 /// does the others. Check has_work() after a call that ends something.
 ///
-/// Thread-bound, no locks. 64 bytes per frame, 8 for the memory of the policy, and two to four
-/// 8-byte index cells, however many shards it has; claims, pins, leases and reservations cost 4
-/// bytes per block while they live, and about 150 bytes each. A fetch costs nothing beside its
-/// frames.
+/// Thread-bound, no locks. 64 bytes per frame, 8 for the memory of the policy (24 where a later
+/// process continues with it), and two to four 8-byte index cells, however many shards it has;
+/// claims, pins, leases and reservations cost 4 bytes per block while they live, and about 150
+/// bytes each. A fetch costs nothing beside its frames.
 class BlockStore {
  public:
   struct Options {
@@ -403,6 +403,9 @@ class BlockStore {
 
   /// Treatment of a key whose room is not available yet.
   enum class NoRoom : std::uint8_t { kSkip, kStop };
+  /// Whether the eviction policy may keep its blocks rather than save a new one. Never for a save
+  /// that another engine waits for.
+  enum class MayRefuse : bool { kNo, kYes };
 
   /// Reserves a frame for each of `keys` that is neither sealed nor reserved, under `job`, and
   /// evicts other blocks if it must. May be called several times for one job: long jobs are
@@ -422,7 +425,8 @@ class BlockStore {
   /// share of the exchange.
   ///
   /// `depths`: what the client sent for each key (see depth_from_sent()), for the tier below; keys
-  /// beyond its end are of unknown depth.
+  /// beyond its end are of unknown depth. `may_refuse`: a key may also be skipped because the
+  /// eviction policy refuses it; the slices of a job are one save for the policy.
   /// Errors: kGone for an unknown or lost holder, for a retired generation, or when the job was
   /// forgotten meanwhile; kInvalidArgument when the job belongs to another holder, generation or
   /// number of shards, was published by this one, when this one has no page in such blocks, or
@@ -431,7 +435,8 @@ class BlockStore {
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
                                           NoRoom no_room = NoRoom::kSkip,
-                                          std::span<const std::uint8_t> depths = {});
+                                          std::span<const std::uint8_t> depths = {},
+                                          MayRefuse may_refuse = MayRefuse::kNo);
   /// The frames that the job still has to publish, in the order in which reserve() returned them.
   /// Empty where publish() would return kGone. Valid until the next call that changes something.
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
@@ -463,6 +468,7 @@ class BlockStore {
     BlockKey key;
     bool is_present = false;  ///< False: it is gone.
     std::uint8_t place = 0;   ///< Its generation among those that were given.
+    Depth depth = kUnknownDepth;
   };
   struct JournalPart {
     std::vector<JournalEntry> entries;  ///< In order, of the requested generation.
@@ -489,6 +495,7 @@ class BlockStore {
 
   struct Listed {
     std::vector<BlockKey> keys;
+    std::vector<Depth> depths;   ///< By key.
     FrameIndex next = kNoFrame;  ///< The frame to continue from; kNoFrame: that was the last one.
   };
   /// The sealed blocks of `space` in the frames from `from` on; visits at most `limit` frames. A
@@ -573,6 +580,7 @@ class BlockStore {
     std::uint64_t invalidated = 0;       ///< Blocks dropped because their bytes were wrong.
     std::uint64_t skipped_present = 0;   ///< Keys that reserve() skipped: present or being saved.
     std::uint64_t skipped_no_room = 0;
+    std::uint64_t skipped_refused = 0;  ///< Keys that the eviction policy refused.
     std::uint64_t claims_revoked = 0;
     std::uint64_t claims_shortened = 0;
     std::uint64_t reservations_timed_out = 0;

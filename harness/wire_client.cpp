@@ -303,12 +303,14 @@ Result<void> WireClient::end_load(std::uint64_t pin, const Id128& token) {
 Result<std::vector<std::uint32_t>> WireClient::reserve(const JobId& job,
                                                        std::span<const BlockKey> keys,
                                                        std::uint32_t first, std::uint8_t kind,
-                                                       std::span<const std::uint8_t> depths) {
+                                                       std::span<const std::uint8_t> depths,
+                                                       bool may_refuse) {
   return guarded([&] {
     auto request = session_.reserveRequest(room_for(keys));
     write_job(job, request.initJob());
     request.setKind(kind);
     request.setFirst(first);
+    request.setMayRefuse(may_refuse);
     if (!depths.empty()) request.setDepths({depths.data(), depths.size()});
     set_keys(request.initKeys(), keys);
     return read_slots(request.send().wait(io_.waitScope));
@@ -352,6 +354,20 @@ Result<WireClient::Journal> WireClient::journal(std::uint64_t space, std::uint64
       entry.is_present = answer.getThere()[i] != 0;
     }
     return journal;
+  });
+}
+
+Result<bool> WireClient::report_chain(std::uint64_t session, std::span<const std::uint64_t> keys,
+                                      std::uint32_t block_tokens) {
+  return guarded([&]() -> Result<bool> {
+    auto request = session_.reportChainRequest();
+    request.setSession(session);
+    request.setBlockTokens(block_tokens);
+    auto bytes = request.initKeys(static_cast<unsigned>(keys.size_bytes()));
+    std::memcpy(bytes.begin(), keys.data(), keys.size_bytes());
+    auto answer = request.send().wait(io_.waitScope);
+    if (answer.hasError()) return error_of(answer.getError());
+    return answer.getWanted();
   });
 }
 

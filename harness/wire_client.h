@@ -130,7 +130,8 @@ class WireClient {
   /// Returns a slot per key; kNoFrame where the server skips the key.
   Result<std::vector<std::uint32_t>> reserve(const JobId& job, std::span<const BlockKey> keys,
                                              std::uint32_t first = 0, std::uint8_t kind = 0,
-                                             std::span<const std::uint8_t> depths = {});
+                                             std::span<const std::uint8_t> depths = {},
+                                             bool may_refuse = false);
   Result<void> publish(const JobId& job);
   Result<void> abandon(const JobId& job);
   /// The name of a job whose scheduler is this process.
@@ -150,6 +151,10 @@ class WireClient {
   };
   static constexpr std::uint64_t kJournalEnd = ~std::uint64_t{0};
   Result<Journal> journal(std::uint64_t space, std::uint64_t position);
+
+  /// Returns whether routers want chains.
+  Result<bool> report_chain(std::uint64_t session, std::span<const std::uint64_t> keys,
+                            std::uint32_t block_tokens);
 
   /// Returns the new generation of the namespace.
   Result<std::uint64_t> reset_cache();

@@ -262,6 +262,27 @@ bool BlockIndex::holds(HolderId holder, Key key) const {
          tables.sets.has(tables.cells.words()[place].set(), tables.holders.bit_of(holder));
 }
 
+std::size_t BlockIndex::list(HolderId holder, std::size_t cell, std::size_t max_cells,
+                             std::vector<Key>& out) const {
+  const Tables& tables = state_->tables;
+  if (!tables.holders.is_holder(holder)) return 0;
+  const std::uint32_t bit = tables.holders.bit_of(holder);
+  const std::size_t end = std::min(std::size_t{tables.cells.last_place()} + 1, cell + max_cells);
+  // Neighbors have mostly the same set.
+  SetId former = HolderSets::kEmpty;
+  bool has_former = false;
+  for (std::size_t at = std::max<std::size_t>(cell, 1); at < end; ++at) {
+    const SetId set = tables.cells.words()[at].set();
+    if (set == HolderSets::kEmpty) continue;
+    if (set != former) {
+      former = set;
+      has_former = tables.sets.has(set, bit);
+    }
+    if (has_former) out.push_back(tables.cells.keys()[at]);
+  }
+  return end > tables.cells.last_place() ? 0 : end;
+}
+
 std::uint64_t BlockIndex::blocks_of(HolderId holder) const {
   return state_->tables.holders.blocks(holder);
 }

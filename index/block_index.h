@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "index/holders.h"
@@ -93,6 +94,12 @@ class BlockIndex {
 
   /// Whether the holder has this block.
   [[nodiscard]] bool holds(HolderId holder, Key key) const;
+
+  /// Appends the holder's blocks in the cells from `cell` on, visiting `max_cells` at most; begin
+  /// with 1. Returns the cell to go on with, 0 after the last one. Blocks whose cells are moved
+  /// between two calls may be left out.
+  std::size_t list(HolderId holder, std::size_t cell, std::size_t max_cells,
+                   std::vector<Key>& out) const;
 
   /// Blocks that the holder has now.
   [[nodiscard]] std::uint64_t blocks_of(HolderId holder) const;

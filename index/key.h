@@ -23,4 +23,11 @@ using Key = std::uint64_t;
   return mixed ^ (mixed >> 29U);
 }
 
+/// The hash of which `key` was made with that salt.
+[[nodiscard]] constexpr std::uint64_t hash_of(std::uint64_t salt, Key key) noexcept {
+  std::uint64_t mixed = key ^ (key >> 29U) ^ (key >> 58U);
+  mixed *= 0xF1DE83E19937733DU;  // The inverse of the factor above, modulo 2^64.
+  return mixed ^ (mixed >> 32U) ^ salt;
+}
+
 }  // namespace pegaflow::index

@@ -45,10 +45,10 @@ std::size_t same_groups_anywhere(const Key* keys, const CellWord* words, const K
   return same_groups(keys, words, chain, count, set);
 }
 
-const auto same_groups_here =
+const auto kSameGroupsHere =
     __builtin_cpu_supports("avx2") ? same_groups_avx2 : same_groups_anywhere;
 #else
-constexpr auto same_groups_here = same_groups_anywhere;
+constexpr auto kSameGroupsHere = same_groups_anywhere;
 #endif
 
 }  // namespace
@@ -57,7 +57,7 @@ std::uint32_t same_run(const Cells& cells, Place place, std::span<const Key> cha
   const Key* const keys = cells.keys() + place;
   const CellWord* const words = cells.words() + place;
   const std::size_t most = std::min<std::size_t>(chain.size(), cells.last_place() - place + 1);
-  std::size_t i = same_groups_here(keys, words, chain.data(), most, set);
+  std::size_t i = kSameGroupsHere(keys, words, chain.data(), most, set);
   while (i < most && keys[i] == chain[i] && words[i].set() == set) ++i;
   return static_cast<std::uint32_t>(i);
 }

@@ -26,4 +26,16 @@ void hash_text(std::uint64_t root, std::string_view bytes, Text& out) {
   }
 }
 
+std::uint64_t hash_tail(std::string_view tail, std::uint64_t chunk) {
+  return XXH3_64bits_withSeed(tail.data(), tail.size(), chunk);
+}
+
+TextOutline outline_of(const Text& text) {
+  if (text.chunks.empty()) return {};
+  const std::string_view tail = text.bytes.substr(text.chunks.size() * Text::kChunkBytes);
+  return {.chunks = text.chunks,
+          .bytes = text.bytes.size(),
+          .tail = hash_tail(tail, text.chunks.back())};
+}
+
 }  // namespace pegaflow::index

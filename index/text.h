@@ -28,11 +28,24 @@ struct Text {
   std::vector<std::uint64_t> chunks;  ///< [i]: hash of the root and the first 256 (i + 1) bytes.
 };
 
+/// The part of a text that another process needs to learn its blocks: no bytes of it.
+struct TextOutline {
+  std::vector<std::uint64_t> chunks;  ///< Text::chunks.
+  std::size_t bytes = 0;              ///< Length of the text; at least 256 for each chunk.
+  std::uint64_t tail = 0;  ///< Hash of the bytes behind the last chunk, and of the chunk.
+};
+
 /// The hash of a root. Each part is hashed with its length: no two divisions of the same bytes are
 /// equal.
 [[nodiscard]] std::uint64_t hash_root(const TextRoot& root);
 
 /// Hashes `bytes` under `root` into `out`, whose memory is used again.
 void hash_text(std::uint64_t root, std::string_view bytes, Text& out);
+
+/// The hash of the bytes behind the chunk with this hash.
+[[nodiscard]] std::uint64_t hash_tail(std::string_view tail, std::uint64_t chunk);
+
+/// The outline of a text of at least one chunk; without chunks for a shorter one.
+[[nodiscard]] TextOutline outline_of(const Text& text);
 
 }  // namespace pegaflow::index

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <xxhash.h>
-
 #include "base/assert.h"
 #include "index/text_tree.h"
 
@@ -22,9 +20,11 @@ TextTree make_tree(std::size_t bytes) {
   return std::move(*tree);
 }
 
-std::uint64_t hash_tail(std::string_view tail, std::uint64_t chunk_hash) {
-  return XXH3_64bits_withSeed(tail.data(), tail.size(), chunk_hash);
-}
+/// A text to be learned.
+struct NewText {
+  const TextOutline& outline;
+  const Text* whole = nullptr;  ///< nullptr: its bytes are not here.
+};
 
 /// Whether the text that ends in the node is the beginning of `text`, which has all its chunks.
 bool continues(const TextNode& node, const Text& text) {
@@ -32,6 +32,13 @@ bool continues(const TextNode& node, const Text& text) {
   const std::size_t tail = node.end_chunk() * Text::kChunkBytes;
   return hash_tail(text.bytes.substr(tail, node.end_bytes - tail), node.chunks.back()) ==
          node.tail_hash;
+}
+
+/// The same as far as it can be told: without the bytes only an equal text is recognized.
+bool continues(const TextNode& node, const NewText& text) {
+  if (text.whole != nullptr) return continues(node, *text.whole);
+  return node.end_bytes != 0 && node.end_bytes == text.outline.bytes &&
+         node.tail_hash == text.outline.tail;
 }
 
 void lower(std::size_t& measured, std::size_t common) { measured = std::min(measured, common); }
@@ -55,10 +62,11 @@ struct TextIndex::State {
   };
   [[nodiscard]] Estimate estimate(const TextTree::Spot& spot, const Text& text) const;
   std::size_t common_blocks(TextNodeId id, std::span<const Key> keys);
-  void learn_known(const TextTree::Spot& spot, const Text& text, std::span<const Key> keys,
+  void learn(const NewText& text, std::span<const Key> keys, std::span<const BlockKey> hashes);
+  void learn_known(const TextTree::Spot& spot, const NewText& text, std::span<const Key> keys,
                    std::span<const BlockKey> hashes);
-  void end_text(TextNodeId id, const Text& text);
-  void add_leaf(TextNodeId parent, std::size_t first_block, const Text& text,
+  void end_text(TextNodeId id, const TextOutline& text);
+  void add_leaf(TextNodeId parent, std::size_t first_block, const TextOutline& text,
                 std::span<const Key> keys, std::span<const BlockKey> hashes);
 };
 
@@ -105,20 +113,30 @@ TextIndex::State::Estimate TextIndex::State::estimate(const TextTree::Spot& spot
 
 void TextIndex::learn(const Text& text, std::span<const Key> keys,
                       std::span<const BlockKey> hashes) {
-  TextTree& tree = state_->tree;
-  if (text.chunks.empty() || keys.empty() || !tree.fits(text.chunks.size(), keys.size())) return;
-  ++state_->learned;
-  hashes = hashes.first(std::min(hashes.size(), keys.size()));
-  if (const TextTree::Spot spot = tree.find(text.chunks); spot.node != kNoNode) {
-    tree.touch(spot.node);
-  }
-  tree.make_room(text.chunks.size(), keys.size());
-  const TextTree::Spot spot = tree.find(text.chunks);
-  if (spot.node == kNoNode) return state_->add_leaf(kNoNode, 0, text, keys, hashes);
-  state_->learn_known(spot, text, keys, hashes);
+  state_->learn({outline_of(text), &text}, keys, hashes);
 }
 
-void TextIndex::State::learn_known(const TextTree::Spot& spot, const Text& text,
+void TextIndex::learn(const TextOutline& text, std::span<const Key> keys,
+                      std::span<const BlockKey> hashes) {
+  state_->learn({text, nullptr}, keys, hashes);
+}
+
+void TextIndex::State::learn(const NewText& text, std::span<const Key> keys,
+                             std::span<const BlockKey> hashes) {
+  const std::vector<std::uint64_t>& chunks = text.outline.chunks;
+  if (chunks.empty() || keys.empty() || !tree.fits(chunks.size(), keys.size())) return;
+  ++learned;
+  hashes = hashes.first(std::min(hashes.size(), keys.size()));
+  if (const TextTree::Spot spot = tree.find(chunks); spot.node != kNoNode) {
+    tree.touch(spot.node);
+  }
+  tree.make_room(chunks.size(), keys.size());
+  const TextTree::Spot spot = tree.find(chunks);
+  if (spot.node == kNoNode) return add_leaf(kNoNode, 0, text.outline, keys, hashes);
+  learn_known(spot, text, keys, hashes);
+}
+
+void TextIndex::State::learn_known(const TextTree::Spot& spot, const NewText& text,
                                    std::span<const Key> keys, std::span<const BlockKey> hashes) {
   TextNodeId id = spot.node;
   const std::size_t common = common_blocks(id, keys);
@@ -127,15 +145,15 @@ void TextIndex::State::learn_known(const TextTree::Spot& spot, const Text& text,
     ++relearned;
     while (tree.node(id).parent != kNoNode) id = tree.node(id).parent;
     tree.remove_below(id);
-    return add_leaf(kNoNode, 0, text, keys, hashes);
+    return add_leaf(kNoNode, 0, text.outline, keys, hashes);
   }
-  const bool ends_here = spot.chunks == text.chunks.size();
+  const bool ends_here = spot.chunks == text.outline.chunks.size();
   const auto rest_of_hashes = hashes.subspan(std::min(common, hashes.size()));
   if (spot.chunks < tree.node(id).end_chunk()) {
     id = tree.split(id, spot.chunks, common);
     tree.node(id).common_by_chunks = std::min(common, tree.node(id).blocks());
   } else if (continues(tree.node(id), text)) {
-    const bool is_same = text.bytes.size() == tree.node(id).end_bytes;
+    const bool is_same = text.outline.bytes == tree.node(id).end_bytes;
     if (!is_same) lower(tree.node(id).common_by_end, common);
   } else {
     lower(tree.node(id).common_by_chunks, common);
@@ -145,7 +163,7 @@ void TextIndex::State::learn_known(const TextTree::Spot& spot, const Text& text,
     TextNode& node = tree.node(above);
     if (node.common_by_chunks != TextNode::kUnmeasured) lower(node.common_by_chunks, common);
   }
-  if (!ends_here) return add_leaf(id, common, text, keys.subspan(common), rest_of_hashes);
+  if (!ends_here) return add_leaf(id, common, text.outline, keys.subspan(common), rest_of_hashes);
   // The text ends in this node, which has one such end. The newest text is the one that is most
   // likely to be continued, but children need the blocks that they have in common with the node.
   const TextNode& node = tree.node(id);
@@ -153,7 +171,7 @@ void TextIndex::State::learn_known(const TextTree::Spot& spot, const Text& text,
   const bool replaces = node.is_leaf && common >= node.first_block && common < keys.size();
   if (!agrees && !replaces) return;
   if (common < keys.size()) tree.set_blocks(id, common, keys.subspan(common), rest_of_hashes);
-  end_text(id, text);
+  end_text(id, text.outline);
 }
 
 std::size_t TextIndex::State::common_blocks(TextNodeId id, std::span<const Key> keys) {
@@ -161,14 +179,12 @@ std::size_t TextIndex::State::common_blocks(TextNodeId id, std::span<const Key> 
   return static_cast<std::size_t>(std::ranges::mismatch(chain, keys).in1 - chain.begin());
 }
 
-void TextIndex::State::end_text(TextNodeId id, const Text& text) {
-  TextNode& node = tree.node(id);
-  const std::size_t tail = node.end_chunk() * Text::kChunkBytes;
-  node.end_bytes = text.bytes.size();
-  node.tail_hash = hash_tail(text.bytes.substr(tail), node.chunks.back());
+void TextIndex::State::end_text(TextNodeId id, const TextOutline& text) {
+  tree.node(id).end_bytes = text.bytes;
+  tree.node(id).tail_hash = text.tail;
 }
 
-void TextIndex::State::add_leaf(TextNodeId parent, std::size_t first_block, const Text& text,
+void TextIndex::State::add_leaf(TextNodeId parent, std::size_t first_block, const TextOutline& text,
                                 std::span<const Key> keys, std::span<const BlockKey> hashes) {
   const std::size_t first_chunk = parent == kNoNode ? 0 : tree.node(parent).end_chunk();
   TextNode node;
@@ -179,6 +195,20 @@ void TextIndex::State::add_leaf(TextNodeId parent, std::size_t first_block, cons
   node.keys.assign(keys.begin(), keys.end());
   node.hashes.assign(hashes.begin(), hashes.end());
   end_text(tree.add(parent, std::move(node)), text);
+}
+
+std::vector<std::uint32_t> TextIndex::ends() const { return state_->tree.leaves_by_use(); }
+
+bool TextIndex::copy(std::uint32_t end, Learned& out) const {
+  const TextTree& tree = state_->tree;
+  if (!tree.is_leaf(end) || tree.node(end).end_bytes == 0) return false;
+  const TextNode& node = tree.node(end);
+  tree.copy_chunks(end, out.text.chunks);
+  out.text.bytes = node.end_bytes;
+  out.text.tail = node.tail_hash;
+  tree.copy_keys(end, node.blocks(), out.keys);
+  tree.copy_hashes(end, node.blocks(), out.hashes);
+  return true;
 }
 
 TextIndex::Stats TextIndex::stats() const {

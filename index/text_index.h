@@ -39,6 +39,13 @@ class TextIndex {
     std::size_t text_bytes = 0;    ///< So many bytes of the text are known.
   };
 
+  /// One learned text with its blocks, for another index. The caller keeps it for reuse.
+  struct Learned {
+    TextOutline text;
+    std::vector<Key> keys;
+    std::vector<BlockKey> hashes;  ///< As in Known.
+  };
+
   struct Stats {
     std::size_t bytes = 0;        ///< Memory in use.
     std::uint64_t chains = 0;     ///< Ends of chains.
@@ -60,9 +67,19 @@ class TextIndex {
   /// less than 256 bytes, and one that does not fit into `bytes`, is not learned.
   void learn(const Text& text, std::span<const Key> keys, std::span<const BlockKey> hashes = {});
 
+  /// The same for a text whose bytes are not here. What it has in common with a text that it
+  /// continues is then measured less sharply.
+  void learn(const TextOutline& text, std::span<const Key> keys,
+             std::span<const BlockKey> hashes = {});
+
   /// Fills `out` with what is known of `text`, and marks its chain as used. Unknown text gives no
   /// keys.
   void look_up(const Text& text, Known& out);
+
+  /// Names of the ends of all chains now, the least recently used first.
+  [[nodiscard]] std::vector<std::uint32_t> ends() const;
+  /// Copies the text that ends there. False when that end is gone, or is where texts only part.
+  bool copy(std::uint32_t end, Learned& out) const;
 
   [[nodiscard]] Stats stats() const;
 

@@ -170,6 +170,21 @@ void TextTree::copy_keys(TextNodeId id, std::size_t count, std::vector<Key>& key
   }
 }
 
+void TextTree::copy_chunks(TextNodeId id, std::vector<std::uint64_t>& chunks) const {
+  chunks.resize(nodes_[id].end_chunk());
+  for (TextNodeId at = id; at != kNoNode; at = nodes_[at].parent) {
+    std::copy(nodes_[at].chunks.begin(), nodes_[at].chunks.end(),
+              chunks.begin() + static_cast<std::ptrdiff_t>(nodes_[at].first_chunk));
+  }
+}
+
+std::vector<TextNodeId> TextTree::leaves_by_use() const {
+  std::vector<TextNodeId> ids;
+  ids.reserve(leaves_);
+  for (TextNodeId at = least_used_; at != kNoNode; at = nodes_[at].more_used) ids.push_back(at);
+  return ids;
+}
+
 void TextTree::copy_hashes(TextNodeId id, std::size_t count, std::vector<BlockKey>& hashes) const {
   count = std::min(count, nodes_[id].blocks());
   hashes.resize(count);

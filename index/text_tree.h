@@ -91,6 +91,15 @@ class TextTree {
   /// Their full hashes, up to the first that is unknown.
   void copy_hashes(TextNodeId id, std::size_t count, std::vector<BlockKey>& hashes) const;
 
+  /// The chunks of the node's chain.
+  void copy_chunks(TextNodeId id, std::vector<std::uint64_t>& chunks) const;
+  /// All leaves, the least recently used first.
+  [[nodiscard]] std::vector<TextNodeId> leaves_by_use() const;
+  /// Whether the id is that of a leaf now.
+  [[nodiscard]] bool is_leaf(TextNodeId id) const {
+    return id < nodes_.size() && nodes_[id].is_leaf;
+  }
+
   /// Whether a text with so many chunks and blocks fits into an empty tree.
   [[nodiscard]] bool fits(std::size_t chunks, std::size_t blocks) const;
 

@@ -30,6 +30,8 @@ constexpr Subcommand kSubcommands[] = {
     {"server", "wake-ups when idle, memory per block, longest event-loop iteration, CPU of saves",
      run_server},
     {"replay", "a request trace through pools of chosen sizes and eviction policies", run_replay},
+    {"pauses", "hints about conversations that pause, over a request trace, in a simulated pool",
+     run_pauses},
     {"place", "policies of a router over a request trace, on simulated nodes in virtual time",
      run_place},
     {"net", "pages from another node, beside plain sockets that carry the same bytes", run_net},
@@ -43,6 +45,8 @@ constexpr Subcommand kSubcommands[] = {
      run_pull},
     {"keep", "a killed server's pool in the next one, beside the start of an empty one", run_keep},
     {"miss", "lookups of missing keys on a node with peers, beside a node without", run_miss},
+    {"directory", "claims on nodes with a directory on Redis, also while it is down",
+     run_directory},
 };
 
 void print_help(std::ostream& out) {
@@ -52,7 +56,7 @@ void print_help(std::ostream& out) {
     out << fmt::format("  {:<10} {}\n", subcommand.name, subcommand.sentence);
   }
   out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, disk, "
-         "replay, place and gpu some minutes.\n"
+         "replay, place, directory and gpu some minutes.\n"
          "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object per "
          "line.\n";
 }

@@ -30,7 +30,6 @@ from perf.support.figure import Figure, note, publish
 BUILD = pathlib.Path(os.environ["PEGA_BUILD_DIR"])
 BENCH = BUILD / "perf" / "router" / "router_bench"
 ROUTER = BUILD / "router" / "pegaflow-router"
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Times = dict[str, list[dict[str, float]]]  # Output of `load`, by route and round.
 
@@ -63,8 +62,9 @@ def process(*words: str | pathlib.Path, log: bool = False) -> Iterator[tuple[int
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """The CPU time of the process' threads, by the scheduler, to the nanosecond."""
+    threads = pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def resident_bytes(pid: int) -> int:
@@ -93,10 +93,12 @@ def streams_that_fit(wanted: int) -> int:
     return wanted
 
 
-def load(port: int, connections: int, requests: int, body_bytes: int) -> dict[str, float]:
+def load(
+    port: int, connections: int, requests: int, body_bytes: int, kind: str = "same"
+) -> dict[str, float]:
     done = subprocess.run(
         [BENCH, "load", str(port), str(connections), str(requests), str(body_bytes),
-         "/v1/completions"],
+         "/v1/completions", kind],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return json.loads(done.stdout)
@@ -158,11 +160,11 @@ class Measured:
 
 
 def load_with_cpu(
-    pid: int | None, port: int, requests: int, body_bytes: int
+    pid: int | None, port: int, requests: int, body_bytes: int, kind: str = "same"
 ) -> tuple[dict[str, float], float]:
     """The output of `load` with 16 connections, and the process' microseconds for one request."""
     before = cpu_seconds(pid) if pid else 0.0
-    times = load(port, 16, requests, body_bytes)
+    times = load(port, 16, requests, body_bytes, kind)
     return times, ((cpu_seconds(pid) - before) / requests * 1e6 if pid else 0.0)
 
 

@@ -1,9 +1,10 @@
-"""The time of a reserve in a full pool whose server has a disk, beside one whose server has none.
+"""The time of a reserve and of a reset where the server has a disk, beside one that has none.
 
 Both servers have a pool of the same size. Each save has new blocks, so it evicts as many; the
 server with a disk writes them ahead. The saves alternate between the servers. A save reserves its
 blocks, copies them (4 MiB) and publishes them; its time includes the copies, which share the cores
-with the writes. Exits with 1 when the target is missed.
+with the writes. Then the namespace is reset, again and again with a save in between: the answer
+waits until the disk has recorded the new epoch. Exits with 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ POOL = "256mb"
 FIRST = 80
 PATIENCE_S = 60.0
 TARGET = 1.05
+RESET_LIMIT_S = 0.1
 
 
 class Saver:
@@ -59,6 +62,14 @@ class Saver:
             raise RuntimeError(f"a save was not whole: {saved}")
         return seconds
 
+    def reset(self) -> float:
+        """Returns its seconds. A save is in the pool, and with a disk may be written."""
+        self.save()
+        began = time.perf_counter()
+        if not self._cache.reset():
+            raise RuntimeError("no server has confirmed a reset")
+        return time.perf_counter() - began
+
     def close(self) -> None:
         self._cache.close()
 
@@ -84,9 +95,21 @@ def reserve_quantile(before: Metrics, after: Metrics, share: float) -> float:
     raise RuntimeError("no reserve was counted")
 
 
+def in_turn(
+    savers: list[Saver], count: int, call: Callable[[Saver], float]
+) -> list[tuple[float, float]]:
+    """The seconds of each call, with the disk and without; the servers alternate."""
+    seconds = []
+    for number in range(count):
+        took = {saver: call(saver) for saver in (savers if number % 2 == 0 else savers[::-1])}
+        seconds.append((took[savers[0]], took[savers[1]]))
+    return seconds
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--saves", type=int, default=1000, help="for each server")
+    arguments.add_argument("--resets", type=int, default=100, help="for each server")
     arguments.add_argument("--path", type=Path, default=None, help="a directory on the disk")
     options = arguments.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="pega-saves-", dir=options.path))
@@ -94,7 +117,6 @@ def main() -> int:
     binary = options.build_dir / "server" / "pegaflow-server"
     for name in ("with", "without"):
         (directory / name).mkdir()
-    seconds: list[tuple[float, float]] = []
     with (
         PegaServer(binary, directory / "with", POOL, disk) as tiered,
         PegaServer(binary, directory / "without", POOL) as plain,
@@ -104,12 +126,10 @@ def main() -> int:
             for saver in savers:
                 saver.save()
         before = [server.metrics() for server in (tiered, plain)]
-        for number in range(options.saves):
-            order = savers if number % 2 == 0 else savers[::-1]
-            took = {saver: saver.save() for saver in order}
-            seconds.append((took[savers[0]], took[savers[1]]))
+        seconds = in_turn(savers, options.saves, Saver.save)
         after = [server.metrics() for server in (tiered, plain)]
         written = after[0].total("pegaflow_ssd_write_bytes_total")
+        resets = np.array(in_turn(savers, options.resets, Saver.reset)) * 1e3
         for saver in savers:
             saver.close()
     shutil.rmtree(directory)
@@ -125,7 +145,20 @@ def main() -> int:
             target=TARGET,
             n=options.saves,
             spread="interpolated in buckets",
-        )
+        ),
+        Figure(
+            run="ssd_saves, reset, median",
+            params={"seed": options.seed},
+            figure=float(np.median(resets[:, 0])),
+            unit="ms",
+            bound=RESET_LIMIT_S * 1e3,
+            bound_name="the limit",
+            target=1.0,
+            n=options.resets,
+            spread=f"p10 {np.percentile(resets[:, 0], 10):.2f}, p90 "
+            f"{np.percentile(resets[:, 0], 90):.2f} ms; without a disk "
+            f"{np.median(resets[:, 1]):.2f} ms",
+        ),
     ]
     samples = np.array(seconds) * 1e3
     for name, percent in (("median", 50), ("p99", 99)):

@@ -22,6 +22,7 @@
 #include "client/mover.h"
 #include "client/socket_path.h"
 #include "pyclient/arguments.h"
+#include "pyclient/hex_keys.h"
 #include "pyclient/py_error.h"
 #include "transport/cuda/cuda_device.h"
 #include "transport/device.h"
@@ -153,6 +154,12 @@ class PySession {
                          });
   }
 
+  bool wants_chains() { return open()->wants_chains(); }
+  void report_chain(const std::string& session, const py::bytes& packed, std::size_t key_bytes,
+                    std::uint32_t block_tokens) {
+    open()->report_chain(session, to_keys(packed, key_bytes), block_tokens);
+  }
+
   std::uint64_t await_job(const py::bytes& server, const py::bytes& scheduler, std::uint64_t number,
                           double patience_s) {
     return static_cast<std::uint64_t>(value_or_raise(open()->await_job(
@@ -170,6 +177,14 @@ class PySession {
     if (!*answer) raise(answer->error());
     return true;
   }
+
+  std::uint64_t events() { return open()->events(); }
+  bool await_event(std::uint64_t seen, double patience_s) {
+    const auto session = open();
+    const Duration patience = to_duration(patience_s, "patience_s");
+    return without_gil([&] { return session->await_event(seen, patience); });
+  }
+  void interrupt() { open()->interrupt(); }
 
   void forget(std::uint64_t ticket) { open()->forget(CacheSession::Ticket{ticket}); }
   void unclaim(const py::bytes& token) { open()->unclaim(to_id(token)); }
@@ -383,12 +398,12 @@ class PyMover {
 
   void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
             std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue, std::size_t kind,
-            const std::string& depths) {
+            const std::string& depths, bool may_refuse) {
     const std::span<const std::uint8_t> sent(reinterpret_cast<const std::uint8_t*>(depths.data()),
                                              depths.size());
     const Device::Event after = value_or_raise(device_->record_event(Device::Queue{queue}));
     value_or_raise(mover_->save(to_id(scheduler), job, kind, to_keys(packed, key_bytes),
-                                to_blocks(blocks), after, sent));
+                                to_blocks(blocks), after, sent, may_refuse));
   }
   void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
             const std::optional<std::pair<double, double>>& computing) {
@@ -453,6 +468,7 @@ std::string kind_of(const Mover::Finished& job) {
 
 void add_functions(py::module_& module) {
   module.def("random_id", [] { return from_id(Id128::random()); });
+  module.def("pack_hex_keys", &py_arguments::pack_hex_keys, "digests"_a);
   module.def(
       "default_socket_path",
       [](std::uint16_t port) {
@@ -483,9 +499,15 @@ void add_session(py::module_& module) {
       .def("take_journal", &PySession::take_journal, "ticket"_a, "patience_s"_a = 0.0)
       .def("take_journal_of_kinds", &PySession::take_journal_of_kinds, "ticket"_a,
            "patience_s"_a = 0.0)
+      .def("wants_chains", &PySession::wants_chains)
+      .def("report_chain", &PySession::report_chain, "session"_a, "keys"_a, "key_bytes"_a,
+           "block_tokens"_a)
       .def("await_job", &PySession::await_job, "server"_a, "scheduler"_a, "number"_a,
            "patience_s"_a)
       .def("take_wait", &PySession::take_wait, "ticket"_a, "patience_s"_a = 0.0)
+      .def("events", &PySession::events)
+      .def("await_event", &PySession::await_event, "seen"_a, "patience_s"_a)
+      .def("interrupt", &PySession::interrupt)
       .def("forget", &PySession::forget, "ticket"_a)
       .def("unclaim", &PySession::unclaim, "token"_a)
       .def("ask_reset", &PySession::ask_reset, "deadline_s"_a)
@@ -597,7 +619,7 @@ void add_mover(py::module_& module) {
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
       .def_property_readonly("kind_page_bytes", &PyMover::kind_page_bytes)
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
-           "queue"_a = 0, "kind"_a = 0, "depths"_a = py::bytes())
+           "queue"_a = 0, "kind"_a = 0, "depths"_a = py::bytes(), "may_refuse"_a = false)
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
            "computing"_a = py::none())
       .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,

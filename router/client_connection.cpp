@@ -11,9 +11,9 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
-#include "base/log.h"
 #include "router/exchange/exchange.h"
 #include "router/http/cors.h"
+#include "router/http/log.h"
 #include "router/page/pages.h"
 
 namespace pegaflow::router {
@@ -23,8 +23,6 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// The time limit for the first byte of a new connection during shutdown, and for a client to send
 /// data that is discarded.
@@ -45,6 +43,18 @@ std::string cors_of(const RequestParser& parser, const RouterOptions& options) {
 }
 
 }  // namespace
+
+std::string address_of(const tcp::socket& socket) {
+  error_code ec;
+  asio::ip::address address = socket.remote_endpoint(ec).address();
+  if (ec) return {};
+  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  }
+  if (address.is_v4()) return address.to_string();
+  const auto bytes = address.to_v6().to_bytes();
+  return {bytes.begin(), bytes.begin() + 8};
+}
 
 ClientConnection::ClientConnection(tcp::socket socket, Shared& shared)
     : socket_(std::move(socket)),
@@ -319,7 +329,7 @@ asio::awaitable<bool> ClientConnection::serve_one() {
   }
   keeps = co_await exchange.run(parser.take_body()) && keeps;
   exchange.finished();
-  if (is_gone_) kLog.debug("a client left before the end of its response");
+  if (is_gone_) g_log.debug("a client left before the end of its response");
   co_return keeps && !is_gone_;
 }
 

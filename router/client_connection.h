@@ -18,6 +18,10 @@
 
 namespace pegaflow::router {
 
+/// The unit of --max-connections-per-address: an IPv4 address, or the first 64 bits of an IPv6
+/// address, which is the usual network of one customer. Empty when the client has left.
+std::string address_of(const boost::asio::ip::tcp::socket& socket);
+
 /// Reads requests one after the other and passes each to an Exchange. Thread-bound; lives as long
 /// as run(), or as any reference to it.
 class ClientConnection final : public Client,
@@ -34,6 +38,7 @@ class ClientConnection final : public Client,
   void watch(std::function<void()> on_gone) override;
   void unwatch() override;
   [[nodiscard]] bool is_gone() const noexcept override { return is_gone_; }
+  [[nodiscard]] std::string address() const override { return address_of(socket_); }
   void end_with_this_response() noexcept override { is_last_ = true; }
   void release_body() noexcept override;
 

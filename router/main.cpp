@@ -1,10 +1,9 @@
 // pegaflow-router: parses its options and runs. Everything else is in router.cpp.
 #include <cstdio>
 #include <exception>
-#include <iostream>
-#include <string_view>
 
 #include "base/log.h"
+#include "base/program/begin.h"
 #include "base/program/options.h"
 #include "router/config/options.h"
 #include "router/router.h"
@@ -19,16 +18,9 @@ pegaflow::Result<void> run(int argc, char** argv) {
                               "An HTTP proxy in front of vLLM engines that share PegaFlow's cache; "
                               "it splits requests into prefill and decode.");
   options.declare(table);
-  if (argc == 2 && std::string_view(argv[1]) == "--print-options-markdown") {
-    std::cout << table.markdown();
-    return {};
-  }
-  PEGA_TRY_LET(const auto next, table.parse(argc, argv, std::cout));
+  PEGA_TRY_LET(const auto next,
+               pegaflow::begin_program(table, argc, argv, options.log_level, kLog));
   if (next == pegaflow::OptionTable::Next::kExit) return {};
-  const auto level = pegaflow::parse_log_level(options.log_level);
-  if (!level) return pegaflow::fail(level.error().code, "--log-level: {}", level.error().detail);
-  pegaflow::set_log_level(*level);
-  for (const std::string& sentence : table.ignored()) kLog.warn("{}", sentence);
   return pegaflow::router::run_router(options);
 }
 

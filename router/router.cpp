@@ -25,17 +25,20 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "base/log.h"
 #include "router/client_connection.h"
 #include "router/http/cors.h"
 #include "router/http/http_error.h"
+#include "router/http/log.h"
 #include "router/kv/kv_policy.h"
 #include "router/page/pages.h"
+#include "router/score/renderers.h"
 #include "router/state/shared.h"
 #include "router/upstream/engine_connections.h"
+#include "router/upstream/prefetches.h"
 #include "router/watch/health.h"
 #include "router/watch/kv_watch.h"
 #include "router/watch/pool_watch.h"
+#include "router/watch/replica_watch.h"
 #include "router/watch/server_watch.h"
 
 namespace pegaflow::router {
@@ -45,8 +48,6 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// Limit of refused connections that wait for their clients: each has a descriptor for up to a
 /// second.
@@ -58,7 +59,7 @@ void raise_descriptor_limit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    kLog.warn("the limit of open files could not be raised limit={}", limit.rlim_cur);
+    g_log.warn("the limit of open files could not be raised limit={}", limit.rlim_cur);
   }
 }
 
@@ -83,20 +84,6 @@ Result<tcp::endpoint> endpoint_of(asio::io_context& io, std::string_view option,
 std::string shown(const tcp::endpoint& bound) {
   return fmt::format(fmt::runtime(bound.address().is_v6() ? "[{}]:{}" : "{}:{}"),
                      bound.address().to_string(), bound.port());
-}
-
-/// The unit of --max-connections-per-address: an IPv4 address, or the first 64 bits of an IPv6
-/// address, which is the usual network of one customer.
-std::string address_of(const tcp::socket& socket) {
-  error_code ec;
-  asio::ip::address address = socket.remote_endpoint(ec).address();
-  if (ec) return {};
-  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
-    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
-  }
-  if (address.is_v4()) return address.to_string();
-  const auto bytes = address.to_v6().to_bytes();
-  return {bytes.begin(), bytes.begin() + 8};
 }
 
 /// Accepts connections, and shuts down in order.
@@ -125,10 +112,11 @@ class Service {
       PEGA_TRY_LET(own, open(own_acceptor_, "--own-listen", shared_.options.own_listen, false));
     }
     health_.find_engines();
+    PEGA_TRY(open_replicas());
     // Before the log line: a process that waits for either finds both.
     PEGA_TRY(write_ready_file(place, own));
-    kLog.info("ready listen={}{}{} engines={}", place, own.empty() ? "" : " own=", own,
-              shared_.fleet.engines().size());
+    g_log.info("ready listen={}{}{} engines={}", place, own.empty() ? "" : " own=", own,
+               shared_.fleet.engines().size());
     return {};
   }
 
@@ -141,10 +129,22 @@ class Service {
     }
     if (kv_) kv_->start();
     if (pools_) asio::co_spawn(shared_.io, pools_->run(), asio::detached);
+    if (replicas_) {
+      error_code ec;
+      const tcp::acceptor& own = own_acceptor_.is_open() ? own_acceptor_ : acceptor_;
+      replicas_->start(own.local_endpoint(ec).port());
+    }
     wait_for_signal();
   }
 
  private:
+  Result<void> open_replicas() {
+    PEGA_TRY_LET(const auto urls, shared_.options.replica_urls());
+    if (urls.empty()) return {};
+    PEGA_TRY_LET(replicas_, ReplicaWatch::open(shared_));
+    return {};
+  }
+
   /// Listens, and returns the bound address.
   Result<std::string> open(tcp::acceptor& acceptor, std::string_view option,
                            const std::string& listen, bool reuse_port) {
@@ -173,7 +173,7 @@ class Service {
         drain(number);
         return;
       }
-      kLog.info("leaving signal={} requests={}", number, shared_.metrics.in_flight);
+      g_log.info("leaving signal={} requests={}", number, shared_.metrics.in_flight);
       shared_.is_leaving = true;
       last_moment_.expires_after(shared_.options.drain_delay);
       last_moment_.async_wait([this, number](const error_code& why) {
@@ -189,9 +189,11 @@ class Service {
     const std::string temporary = shared_.options.ready_file + ".new";
     {
       std::ofstream file(temporary);
-      file << fmt::format("{{\"listen\":{},{}\"pid\":{}}}\n", json_quote(listen),
-                          own.empty() ? "" : fmt::format("\"own_listen\":{},", json_quote(own)),
-                          ::getpid());
+      file << fmt::format(
+          "{{\"listen\":{},{}{}\"pid\":{}}}\n", json_quote(listen),
+          own.empty() ? "" : fmt::format("\"own_listen\":{},", json_quote(own)),
+          replicas_ ? fmt::format("\"replica_listen\":{},", json_quote(replicas_->address())) : "",
+          ::getpid());
       if (!file.flush()) return fail(Errc::kIo, "--ready-file: {} cannot be written", temporary);
     }
     if (::rename(temporary.c_str(), shared_.options.ready_file.c_str()) != 0) {
@@ -210,7 +212,7 @@ class Service {
         begin(std::move(socket));  // Includes a connection accepted just before drain().
       } else if (acceptor.is_open()) {
         // Usually no descriptor is free: connections in the backlog wait until one is.
-        kLog.warn("a connection could not be accepted: {}", ec.message());
+        g_log.warn("a connection could not be accepted: {}", ec.message());
         pause.expires_after(std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       }
@@ -271,7 +273,7 @@ class Service {
                        try {
                          std::rethrow_exception(problem);
                        } catch (const std::exception& error) {
-                         kLog.error("an exception ended a connection: {}", error.what());
+                         g_log.error("an exception ended a connection: {}", error.what());
                        }
                        connection->abort();  // Other references may exist.
                      }
@@ -300,12 +302,12 @@ class Service {
       acceptor->close(ec);
     }
     // Connections are refused from here on.
-    kLog.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
+    g_log.info("draining signal={} requests={}", number, shared_.metrics.in_flight);
     last_moment_.expires_after(shared_.options.shutdown_timeout);
     last_moment_.async_wait([this](const error_code& why) {
       if (why) return;
-      kLog.warn("requests are aborted after --shutdown-timeout requests={}",
-                shared_.metrics.in_flight);
+      g_log.warn("requests are aborted after --shutdown-timeout requests={}",
+                 shared_.metrics.in_flight);
       for (const auto& each : connections_) each->abort();
       // Calls without a client: health checks, and polls of all engines.
       health_.stop();
@@ -323,6 +325,7 @@ class Service {
     servers_.stop();
     if (kv_) kv_->stop();
     if (pools_) pools_->stop();
+    if (replicas_) replicas_->stop();
     last_moment_.cancel();
     signals_.cancel();
     shared_.engine_connections.close_all();
@@ -333,6 +336,7 @@ class Service {
   ServerWatch servers_;
   std::optional<KvWatch> kv_;
   std::optional<PoolWatch> pools_;
+  std::unique_ptr<ReplicaWatch> replicas_;
   tcp::acceptor acceptor_;
   tcp::acceptor own_acceptor_;
   asio::signal_set signals_;
@@ -355,10 +359,10 @@ Fleet::Options fleet_options(const RouterOptions& options) {
 
 /// The policy of an option; kv-aware uses `kv`, which outlives it.
 Result<std::unique_ptr<Policy>> policy_of(const std::string& name, Role role, std::uint64_t seed,
-                                          KvParts* kv, const Clock& clock) {
+                                          KvParts* kv, Duration queue_time, const Clock& clock) {
   if (kv == nullptr || name != kKvAware) return make_policy(name, seed);
   PEGA_TRY_LET(auto fallback, make_policy(kKvFallback, seed));
-  return std::make_unique<KvAware>(*kv->routing, role, clock, std::string(kKvFallback),
+  return std::make_unique<KvAware>(*kv->routing, role, clock, queue_time, std::string(kKvFallback),
                                    std::move(fallback));
 }
 
@@ -367,6 +371,15 @@ template <typename T>
 Result<T> of_option(std::string_view option, Result<T> value) {
   if (!value) value.error().detail = fmt::format("{}: {}", option, value.error().detail);
   return value;
+}
+
+/// Warns of options without effect.
+void warn_of_options(const RouterOptions& options, Flow flow) {
+  if (!options.pd_first_token || uses_store(flow)) return;
+  g_log.warn(
+      "--pd-first-token has no effect with --flow {}: its parameters cover the prompt without "
+      "the first token",
+      options.flow);
 }
 
 /// The parts of the policy kv-aware; none when no role uses it.
@@ -385,12 +398,22 @@ Result<std::array<std::unique_ptr<Policy>, kRoleCount>> policies_of(const Router
                                                                     const Clock& clock) {
   std::array<std::unique_ptr<Policy>, kRoleCount> policies;
   PEGA_TRY_LET(policies[0],
-               of_option("--prefill-policy",
-                         policy_of(options.prefill_policy, Role::kPrefill, seed, kv, clock)));
-  PEGA_TRY_LET(policies[1],
-               of_option("--decode-policy",
-                         policy_of(options.decode_policy, Role::kDecode, seed + 1, kv, clock)));
+               of_option("--prefill-policy", policy_of(options.prefill_policy, Role::kPrefill, seed,
+                                                       kv, Duration::zero(), clock)));
+  PEGA_TRY_LET(policies[1], of_option("--decode-policy",
+                                      policy_of(options.decode_policy, Role::kDecode, seed + 1, kv,
+                                                options.engine_queue_time, clock)));
   return policies;
+}
+
+/// Sets the parts of the policy kv-aware, if there are any. The result outlives `shared`.
+std::unique_ptr<Prefetches> use_policy(Shared& shared, KvParts* kv, std::uint64_t seed) {
+  if (kv == nullptr) return nullptr;
+  shared.kv = kv->routing.get();
+  auto prefetches = std::make_unique<Prefetches>(shared.engine_connections, shared.secrets,
+                                                 *kv->routing, Prefetches::Options{.seed = seed});
+  shared.prefetches = prefetches.get();
+  return prefetches;
 }
 
 }  // namespace
@@ -399,6 +422,7 @@ Result<void> run_router(const RouterOptions& options) {
   RouterFiles files(options);
   PEGA_TRY_LET(const EngineList list, options.engines());
   PEGA_TRY_LET(const std::vector<EngineUrl> servers, options.server_urls());
+  PEGA_TRY_LET(const std::vector<EngineUrl> renderer_urls, options.render_urls());
   PEGA_TRY(options.check_passed());
   PEGA_TRY(options.check_cors_origins());
   PEGA_TRY_LET(const Flow flow, of_option("--flow", parse_flow(options.flow)));
@@ -409,13 +433,7 @@ Result<void> run_router(const RouterOptions& options) {
   KvParts* const kv = kv_parts ? &*kv_parts : nullptr;
   PEGA_TRY_LET(auto policies, policies_of(options, seed, kv, clock));
   raise_descriptor_limit();
-  if (options.pd_first_token && flow != Flow::kStore) {
-    kLog.warn(
-        "--pd-first-token has no effect with --flow {}: its parameters cover the prompt without "
-        "the first token",
-        options.flow);
-  }
-
+  warn_of_options(options, flow);
   Fleet fleet(fleet_options(options), std::move(policies), clock);
 
   // run() returns when no operation is pending, so no coroutine outlives the objects that it uses.
@@ -442,15 +460,19 @@ Result<void> run_router(const RouterOptions& options) {
                 .deadlines = deadlines,
                 .random = std::mt19937_64(seed + 2)};
   PEGA_TRY_LET(shared.secrets, options.secrets());
-  if (kv != nullptr) shared.kv = kv->routing.get();
+  const std::unique_ptr<Prefetches> prefetches = use_policy(shared, kv, seed + 4);
   PEGA_TRY_LET(shared.access, options.access());
   PEGA_TRY_LET(shared.engine_key, options.engine_key());
   PEGA_TRY_LET(shared.salts, options.cache_salts());
+  Renderers renderers(engine_connections, renderer_urls, shared.engine_key,
+                      {.timeout = options.render_timeout,
+                       .inflight = static_cast<std::size_t>(options.render_inflight)});
+  if (!renderer_urls.empty()) shared.renderers = &renderers;
   Service service(shared, list, servers, std::move(files), kv);
   PEGA_TRY(service.listen());
   service.start();
   io.run();
-  kLog.info("stopped");
+  g_log.info("stopped");
   return {};
 }
 

@@ -18,9 +18,6 @@ namespace {
 
 constexpr Log kLog{"peers"};
 
-/// The limit of connections from peers: a restarted peer may have two for a moment.
-constexpr std::size_t kConnectionsFromPeers = 4 * cluster::Peers::kMaxPeers;
-
 /// A request with 8,192 keys has 256 KiB; a greeting is small.
 constexpr BoundedStream::Limits kPeerLimits{.hello_words = 1024,
                                             .message_words = std::size_t{256} << 10,
@@ -58,7 +55,7 @@ std::uint64_t most_staged(std::size_t pool_bytes) {
 Result<void> refuse_options_of_nodes(const ServerOptions& options) {
   // The secret alone is for routers.
   if (!options.peer_fabric_listen.empty() || options.require_rdma || !options.nics.empty() ||
-      !options.deny_nics.empty()) {
+      !options.deny_nics.empty() || !options.directory.empty() || !options.peer_networks.empty()) {
     return fail(Errc::kInvalidArgument, "options about other nodes need --peers or --peer-listen");
   }
   return {};
@@ -148,6 +145,12 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
                                                  .deny_nics = options.deny_nics,
                                                  .require_rdma = options.require_rdma},
                                                 fabric_listen));
+  if (!options.directory.empty()) {
+    PEGA_TRY_LET(plan.directory,
+                 DirectoryLink::plan(options, plan.own,
+                                     plan.lanes.cards.empty() ? std::vector<std::string>{"tcp"}
+                                                              : std::vector<std::string>{"rdma"}));
+  }
   return std::optional<Plan>(std::move(plan));
 }
 
@@ -166,11 +169,14 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
   cluster::Lanes& lanes = *nodes->lanes_;
   nodes->peers_ = std::make_unique<cluster::Peers>(io, nodes->plan_.own, service.epochs(),
                                                    nodes->plan_.peers, lanes, changed);
+  if (nodes->plan_.directory) PEGA_TRY(nodes->start_directory(service, changed));
+  cluster::Lenders& lenders =
+      nodes->found_ != nullptr ? static_cast<cluster::Lenders&>(*nodes->found_) : *nodes->peers_;
   std::vector<cluster::PeerSource::Lane> open;
   for (std::size_t lane = 0; lane < lanes.count(); ++lane) {
     open.push_back({.fabric = &lanes.fabric(lane), .pool = lanes.pool(lane)});
   }
-  nodes->source_ = std::make_unique<cluster::PeerSource>(*nodes->peers_, std::move(open), clock,
+  nodes->source_ = std::make_unique<cluster::PeerSource>(lenders, std::move(open), clock,
                                                          nodes->boot_, nodes->plan_.source);
   cluster::Source* source = nodes->source_.get();
   if (disks != nullptr) {
@@ -212,9 +218,26 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
   return nodes;
 }
 
+Result<void> Nodes::start_directory(CacheService& service, const std::function<void()>& changed) {
+  cluster::FoundPeers::Options options{.link = plan_.peers.link,
+                                       .networks = plan_.directory->networks};
+  options.dial_patience = plan_.peers.link.call_deadline;
+  PEGA_TRY_LET(directory_,
+               DirectoryLink::start(io_, std::move(*plan_.directory), service, changed));
+  DirectoryLink& directory = *directory_;
+  found_ = std::make_unique<cluster::FoundPeers>(
+      io_, plan_.own, service.epochs(), options, *lanes_, *peers_,
+      [&directory](const Bytes32& space, std::span<const BlockKey> keys) {
+        return directory.find(space, keys);
+      },
+      [&directory]() { return directory.is_usable(); },
+      [&directory]() { return directory.was_tried(); }, changed);
+  return {};
+}
+
 void Nodes::listen() {
   RpcServer::Options options;
-  options.max_connections = kConnectionsFromPeers;
+  options.max_connections = plan_.most_connections;
   options.hello_timeout = std::chrono::seconds(2);
   options.limits = kPeerLimits;
   rpc_ = std::make_unique<RpcServer>(io_, std::move(options), rpc_counters_);
@@ -246,6 +269,7 @@ void Nodes::read_secrets() {
   if (*read == plan_.own.secrets) return;
   plan_.own.secrets = std::move(*read);
   secrets_.accepted = plan_.own.secrets.count();
+  if (directory_ != nullptr) directory_->set_secrets(plan_.own.secrets);
   ++secrets_.changed;
   kLog.info("the secret file was read again secrets={}", secrets_.accepted);
   warn_of_short(plan_.own.secrets);
@@ -281,6 +305,10 @@ NodesReport Nodes::report() const {
   report.gate = context_->counters;
   report.rpc = rpc_counters_;
   report.secrets = secrets_;
+  if (directory_ != nullptr) {
+    report.directory = directory_->report();
+    report.directory->links = found_->stats();
+  }
   return report;
 }
 

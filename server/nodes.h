@@ -14,11 +14,13 @@
 #include "base/os/watched_file.h"
 #include "cluster/boot_clock.h"
 #include "cluster/epoch_watches.h"
+#include "cluster/found/found_peers.h"
 #include "cluster/lanes.h"
 #include "cluster/peer_source.h"
 #include "cluster/peers.h"
 #include "engine/pool/pool.h"
 #include "server/cache/fetches.h"
+#include "server/directory_link.h"
 #include "server/http/nodes_report.h"
 #include "server/options.h"
 #include "server/rpc/listener.h"
@@ -47,6 +49,8 @@ class Nodes {
     Fetches::Options fetches;
     std::string secret_file;                 ///< Empty: none.
     std::optional<WatchedFile> secret_at{};  ///< Its state before it was read.
+    std::optional<DirectoryLink::Plan> directory{};
+    std::size_t most_connections = 256;  ///< From other nodes; see connections_that_fit().
   };
   /// No value when the options name no other node and no address to listen at. To be called before
   /// other threads start: it may load UCX, which reads the environment.
@@ -76,11 +80,16 @@ class Nodes {
     return lanes_->completions();
   }
   void read_completions();
+  /// Whether the epochs of the directory, if there is one, are known here.
+  [[nodiscard]] bool knows_directory_epochs() const {
+    return directory_ == nullptr || directory_->knows_epochs();
+  }
   [[nodiscard]] NodesReport report() const;
 
  private:
   Nodes(kj::AsyncIoContext& io, Plan plan, const Clock& clock);
   void listen();
+  Result<void> start_directory(CacheService& service, const std::function<void()>& changed);
   kj::Promise<void> watch_secrets();
   void read_secrets();
 
@@ -89,6 +98,8 @@ class Nodes {
   cluster::BootClock boot_;
   std::unique_ptr<cluster::Lanes> lanes_;
   std::unique_ptr<cluster::Peers> peers_;
+  std::unique_ptr<DirectoryLink> directory_;    ///< Null without --directory.
+  std::unique_ptr<cluster::FoundPeers> found_;  ///< The same.
   std::unique_ptr<cluster::PeerSource> source_;
   std::unique_ptr<TieredSource> tiers_;  ///< Null without disks.
   std::unique_ptr<Fetches> fetches_;

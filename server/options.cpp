@@ -121,6 +121,25 @@ void ServerOptions::declare(OptionTable& table) {
              "Refuse to start without RDMA, and use no TCP sockets for blocks, neither to read "
              "from other nodes nor to serve them.");
 
+  table.list(
+      "directory", directory,
+      "redis[s]://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE] of each Redis or Valkey server of "
+      "the directory, which tells this node whom to ask in a cluster of more than some 16 "
+      "nodes; the same list on all nodes. It needs --peer-secret-file and --peer-networks; "
+      "see docs/directory.md.");
+  table.text("directory-secret-file", directory_secret_file,
+             "A file with the password for the servers of --directory that have none in their "
+             "address, or with a user and a password on two lines; other users may not read it.");
+  table.text("directory-ca-file", directory_ca_file,
+             "The certificates that rediss:// servers are trusted by, as PEM; by default those of "
+             "the system.");
+  table.integer("directory-buckets", directory_buckets, 1 << 8, std::int64_t{1} << 32,
+                "Sorted sets at each server of --directory, a power of two; it counts when the "
+                "server is empty. Memory is least at 64 anchors each: see docs/directory.md.");
+  table.list("peer-networks", peer_networks,
+             "ADDRESS/BITS of the networks of the nodes. A node that --directory names is dialed "
+             "only if its address is in one of them.");
+
   table.list("ssd-cache-path", ssd_cache_path,
              "Files, or directories for a file each, that keep blocks which leave the pool; one on "
              "each disk. They outlive the server: see docs/ssd.md. Without it there is no SSD "

@@ -52,6 +52,11 @@ struct ServerOptions {
   std::vector<std::string> nics;
   std::vector<std::string> deny_nics;
   bool require_rdma = false;
+  std::vector<std::string> directory;
+  std::string directory_secret_file;
+  std::string directory_ca_file;
+  std::int64_t directory_buckets = std::int64_t{1} << 18;
+  std::vector<std::string> peer_networks;
   // The SSD tier.
   std::vector<std::string> ssd_cache_path;
   std::uint64_t ssd_cache_capacity_bytes = std::uint64_t{512} << 30;

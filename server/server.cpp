@@ -226,6 +226,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
       health.cards = report.cards;
       health.refused_cards = report.refused_cards;
       health.peer_listen = report.listen;
+      health.directory = report.directory;
       for (const NodesReport::Peer& peer : report.peers) {
         health.peers.push_back({.address = peer.address,
                                 .state = std::string(to_string(peer.link.state)),
@@ -262,9 +263,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
   Result<void> serve(PreparedPool prepared) {
     pool_ = std::move(prepared.pool);
     tables_ = std::move(prepared.tables);
-    const std::size_t connections =
-        connections_that_fit(static_cast<std::size_t>(options_.max_connections),
-                             kOwnDescriptors + descriptors_for_peers(options_));
+    const auto [connections, from_nodes] = connections_that_fit(options_);
+    if (nodes_plan_) nodes_plan_->most_connections = from_nodes;
     if (tables_ != nullptr) {
       keeping_ = std::make_unique<PoolKeeping>(keep_, keeper_path(lock_.socket()), *pool_, *tables_,
                                                std::move(prepared.keeper), clock_);
@@ -350,7 +350,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
 
   /// Whether blocks of an earlier process wait for the epochs of other nodes.
   [[nodiscard]] bool waits_for_nodes() const {
-    return nodes_plan_ && !options_.peers.empty() && !options_.ssd_serve_before_peers;
+    return nodes_plan_ && !(options_.peers.empty() && options_.directory.empty()) &&
+           !options_.ssd_serve_before_peers;
   }
 
   /// Detects the end of the former server's clients, which may not come back.
@@ -449,6 +450,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
       const bool is_this_node = peer.link.state == cluster::PeerLink::State::kSelf;
       if (!is_this_node && !greeted_.contains(peer.address)) return;
     }
+    if (!nodes_->knows_directory_epochs()) return;
     if (ssd_ != nullptr) ssd_->confirm_epochs();
     service_->confirm_epochs();
   }

@@ -39,8 +39,10 @@ inline constexpr std::uint16_t kWireHasFeatures = 4;
 inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< describe, decline.
 inline constexpr std::uint64_t kFeatureKinds = std::uint64_t{1} << 1;    ///< Several kinds.
 inline constexpr std::uint64_t kFeatureCells = std::uint64_t{1} << 2;    ///< Ranks of any size.
+inline constexpr std::uint64_t kFeatureChains = std::uint64_t{1} << 3;   ///< reportChain.
 /// The features that this build implements.
-inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells;
+inline constexpr std::uint64_t kFeatures =
+    kFeatureNotices | kFeatureKinds | kFeatureCells | kFeatureChains;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);

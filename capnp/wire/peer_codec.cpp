@@ -99,15 +99,20 @@ void write_fabrics(std::span<const FabricDescriptor> fabrics,
   for (unsigned i = 0; i < others.size(); ++i) write_fabric(fabrics[i + 1], others[i]);
 }
 
-Result<Epoch> read_epoch(wire::Epoch::Reader reader) {
+bool is_in_time(const Epoch& epoch) {
   const auto latest = std::chrono::system_clock::now().time_since_epoch() + kMostEpochAhead;
   const auto limit = std::chrono::duration_cast<std::chrono::microseconds>(latest).count();
-  if (reader.getCounter() > static_cast<std::uint64_t>(std::max<std::int64_t>(0, limit))) {
+  return epoch.counter <= static_cast<std::uint64_t>(std::max<std::int64_t>(0, limit));
+}
+
+Result<Epoch> read_epoch(wire::Epoch::Reader reader) {
+  const Epoch epoch{.counter = reader.getCounter(), .id = reader.getId()};
+  if (!is_in_time(epoch)) {
     return fail(Errc::kInvalidArgument,
                 "an epoch with counter {}, more than a day ahead of the clock here",
                 reader.getCounter());
   }
-  return Epoch{.counter = reader.getCounter(), .id = reader.getId()};
+  return epoch;
 }
 
 void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder) {

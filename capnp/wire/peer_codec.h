@@ -51,6 +51,8 @@ void write_fabrics(std::span<const FabricDescriptor> fabrics,
 /// at most its clock plus one for each reset; one near the end would leave no room for later resets
 /// in the whole cluster.
 inline constexpr std::chrono::hours kMostEpochAhead{24};
+/// Whether the counter is not further ahead than that.
+bool is_in_time(const Epoch& epoch);
 /// Errors: kInvalidArgument for a counter that is further ahead than that.
 Result<Epoch> read_epoch(wire::Epoch::Reader reader);
 void write_epoch(const Epoch& epoch, wire::Epoch::Builder builder);

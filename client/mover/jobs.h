@@ -37,6 +37,7 @@ struct SaveJob : MoverJob {
   std::vector<BlockKey> keys;
   std::vector<std::uint8_t> depths;   ///< As the wire has them: one for each key, or none.
   std::vector<std::uint32_t> blocks;  ///< Those of all members for each key.
+  bool may_refuse = false;            ///< As the wire has it.
   Device::Event after = Device::Event::kNow;
   std::size_t skipped = 0;  ///< Keys without a slot.
   PageCopies copies;

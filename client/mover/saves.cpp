@@ -32,6 +32,7 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
   request.setKind(static_cast<std::uint8_t>(job.kind));
+  request.setMayRefuse(job.may_refuse);
   if (!job.depths.empty()) request.setDepths({job.depths.data(), job.depths.size()});
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);

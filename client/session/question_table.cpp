@@ -28,7 +28,7 @@ bool QuestionTable::answer(Ticket ticket, Result<Outcome> outcome) {
     const auto row = rows_.find(static_cast<std::uint64_t>(ticket));
     if (row == rows_.end()) return false;
     row->second = std::move(outcome);
-    answers_.fetch_add(1, std::memory_order_release);
+    events_.fetch_add(1, std::memory_order_release);
   }
   answered_.notify_all();
   return true;
@@ -57,15 +57,28 @@ template <typename Decided>
 void QuestionTable::poll(std::unique_lock<std::mutex>& lock, Duration patience, Decided decided) {
   const auto begin = std::chrono::steady_clock::now();
   do {
-    const std::uint64_t seen = answers_.load(std::memory_order_relaxed);
+    const std::uint64_t seen = events_.load(std::memory_order_relaxed);
     lock.unlock();
     // The answering thread may need this core.
-    while (answers_.load(std::memory_order_acquire) == seen &&
+    while (events_.load(std::memory_order_acquire) == seen &&
            std::chrono::steady_clock::now() - begin < patience) {
       std::this_thread::yield();
     }
     lock.lock();
   } while (!decided() && std::chrono::steady_clock::now() - begin < patience);
+}
+
+bool QuestionTable::await_event(std::uint64_t seen, Duration patience) {
+  std::unique_lock lock(mutex_);
+  return answered_.wait_for(lock, patience, [&] { return events() != seen; });
+}
+
+void QuestionTable::interrupt() {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.fetch_add(1, std::memory_order_release);
+  }
+  answered_.notify_all();
 }
 
 std::optional<QuestionTable::Outcome> QuestionTable::forget(Ticket ticket) {

@@ -39,6 +39,13 @@ class QuestionTable {
   /// As CacheSession::take(). A waiting caller polls for a moment before it sleeps.
   std::optional<Result<Outcome>> take(Ticket ticket, Duration patience);
 
+  /// The number of answers and interruptions so far. Does not block.
+  [[nodiscard]] std::uint64_t events() const { return events_.load(std::memory_order_acquire); }
+  /// Sleeps until events() is no longer `seen`, for at most `patience`; whether it changed.
+  bool await_event(std::uint64_t seen, Duration patience);
+  /// Ends await_event() of another thread.
+  void interrupt();
+
   /// Returns the answer if it had already arrived: the caller ends a claim that it carries.
   std::optional<Outcome> forget(Ticket ticket);
 
@@ -51,7 +58,8 @@ class QuestionTable {
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable answered_;
-  std::atomic<std::uint64_t> answers_ = 0;  ///< Count of answers; changes under the lock.
+  /// Count of answers and interruptions; changes under the lock.
+  std::atomic<std::uint64_t> events_ = 0;
   std::uint64_t last_ = 0;
   std::unordered_map<std::uint64_t, std::optional<Result<Outcome>>> rows_;
 };

@@ -87,11 +87,13 @@ void write_hints(const SessionHints& hints, wire::Keys::Builder keys) {
 }  // namespace
 
 SessionLoop::SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
-                         Mailbox<SessionCommand>& commands, QuestionTable& questions)
+                         Mailbox<SessionCommand>& commands, QuestionTable& questions,
+                         std::atomic<bool>& wants_chains)
     : options_(options),
       board_(board),
       questions_(questions),
       commands_(commands),
+      wants_chains_(wants_chains),
       link_(io, options, Link::Identity{.side = "scheduler"}, board, *this),
       pump_(io.unixEventPort, commands.fd(), [this] {
         commands_.drain([this](SessionCommand&& command) { handle(std::move(command)); });
@@ -120,6 +122,8 @@ void SessionLoop::handle(SessionCommand&& command) {
       return link_.close();
     case SessionCommand::Kind::kUnclaim:
       return unclaim(command.token);
+    case SessionCommand::Kind::kChain:
+      return report_chain(command);
     case SessionCommand::Kind::kLookup:
     case SessionCommand::Kind::kClaim:
     case SessionCommand::Kind::kBoundaries:
@@ -313,6 +317,36 @@ void SessionLoop::unclaim(const Id128& token) {
                  .then([](Result<void>&& done) {
                    // The claim ends with its connection, or is revoked when its room is needed.
                    if (!done) kLog.debug("unclaim failed error=\"{}\"", to_string(done.error()));
+                 }));
+}
+
+void SessionLoop::report_chain(const SessionCommand& command) {
+  if (!link_.server_has(kFeatureChains) || !link_.may_ask()) {
+    wants_chains_ = false;
+    return;
+  }
+  const auto bytes = static_cast<unsigned>(command.keys.size() * sizeof(std::uint64_t));
+  auto request = link_.session().reportChainRequest(capnp::MessageSize{bytes / 8 + 16, 0});
+  request.setSession(command.session);
+  request.setBlockTokens(command.block_tokens);
+  auto keys = request.initKeys(bytes);
+  for (unsigned i = 0; i < bytes; ++i) {
+    const std::uint64_t low = command.keys[i / 8].low_bits();
+    keys[i] = static_cast<kj::byte>(low >> (8 * (i % 8)));
+  }
+  tasks_.add(link_
+                 .call(kj::mv(request), options_.lookup_deadline, "report_chain",
+                       [](auto& answer) -> Result<bool> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         return answer.getWanted();
+                       })
+                 .then([this](Result<bool>&& wanted) {
+                   wants_chains_ = wanted.value_or(false);
+                   if (!wanted) {
+                     kLog.debug("report_chain failed error=\"{}\"", to_string(wanted.error()));
+                   }
                  }));
 }
 

@@ -2,6 +2,7 @@
 /// \file
 /// The private thread of a CacheSession.
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -25,7 +26,8 @@ struct SessionCommand {
     kUnclaim,
     kReset,
     kJournal,
-    kAwait
+    kAwait,
+    kChain
   };
   Kind kind = Kind::kClose;
   QuestionTable::Ticket ticket{};
@@ -39,6 +41,8 @@ struct SessionCommand {
   std::uint64_t position = 0;
   Id128 server{};  ///< The server of the job.
   JobId job{};
+  std::uint64_t session = 0;       ///< With a chain: the name of the request's session,
+  std::uint32_t block_tokens = 0;  ///< and the tokens of a block.
 };
 
 /// Attaches to an instance and sends its questions. Bound to its KJ thread.
@@ -46,7 +50,8 @@ class SessionLoop final : private Link::Role {
  public:
   /// All outlive the loop.
   SessionLoop(kj::AsyncIoContext& io, const LinkOptions& options, StatusBoard& board,
-              Mailbox<SessionCommand>& commands, QuestionTable& questions);
+              Mailbox<SessionCommand>& commands, QuestionTable& questions,
+              std::atomic<bool>& wants_chains);
 
   /// Resolves after a kClose command. Throws for a broken invariant.
   kj::Promise<void> run();
@@ -65,6 +70,7 @@ class SessionLoop final : private Link::Role {
   void journal(SessionCommand&& command);
   void await_job(SessionCommand&& command);
   void unclaim(const Id128& token);
+  void report_chain(const SessionCommand& command);
   void answer_claim(QuestionTable::Ticket ticket, const Id128& token,
                     Result<QuestionTable::Outcome>&& outcome);
 
@@ -72,6 +78,7 @@ class SessionLoop final : private Link::Role {
   const StatusBoard& board_;
   QuestionTable& questions_;
   Mailbox<SessionCommand>& commands_;
+  std::atomic<bool>& wants_chains_;  ///< As the server has reported.
   Link link_;
   MailboxPump pump_;
   LoopTasks tasks_;  ///< Last: its steps use all of the above.

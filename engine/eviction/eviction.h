@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "engine/eviction/ghosts.h"
 #include "engine/eviction/kind.h"
+#include "engine/eviction/policy_memory.h"
 #include "engine/tables/block_row.h"
 #include "engine/tables/index_list.h"
 
@@ -38,10 +39,12 @@ class EvictionPolicy {
   };
 
   /// Creates a policy without rows. `rows` outlives it; none of its rows is known to another
-  /// policy.
+  /// policy. `memory`: for what the policy remembers; in kept memory it continues with what one of
+  /// the same kind and size left there.
   /// Errors: kOutOfCapacity when there is no memory for the policy's own data.
   static Result<std::unique_ptr<EvictionPolicy>> create(EvictionKind kind, BlockRows& rows,
-                                                        std::uint32_t row_count);
+                                                        std::uint32_t row_count,
+                                                        PolicyMemory memory = {});
   virtual ~EvictionPolicy() = default;
   EvictionPolicy(const EvictionPolicy&) = delete;
   EvictionPolicy& operator=(const EvictionPolicy&) = delete;
@@ -63,6 +66,16 @@ class EvictionPolicy {
   /// The row is gone; it was evictable.
   virtual void freed(std::uint32_t row, std::uint32_t hash, Freed why) = 0;
 
+  /// A claim of rows begins, or a save, which will offer blocks to refuses() if `may_refuse`. Time
+  /// passes for a policy that refused blocks before: they count as uses in the ages of the others,
+  /// and BlockRows::uses() moves.
+  virtual void claim_begins() {}
+  virtual void save_begins(bool /*may_refuse*/) {}
+  /// A new block is offered, and victim() would have to leave for it. Returns true if that one is
+  /// worth more: the new block is not saved, and nothing is evicted. All blocks of one save meet
+  /// the same ages, so a chain is refused from some block on.
+  virtual bool refuses(std::uint32_t /*hash*/) { return false; }
+
   /// The row to evict next, or kNone when none is evictable. The same until the next event.
   [[nodiscard]] virtual std::uint32_t victim() = 0;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -82,7 +95,7 @@ class EvictionPolicy {
     return evicted_ && evicted_->forget(page, count);
   }
   /// The policy's own memory, without the rows.
-  [[nodiscard]] std::uint64_t memory_bytes() const {
+  [[nodiscard]] virtual std::uint64_t memory_bytes() const {
     return evicted_ ? evicted_->memory_bytes() : 0;
   }
 

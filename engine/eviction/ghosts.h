@@ -13,6 +13,8 @@
 
 namespace pegaflow::engine {
 
+class PolicyMemory;
+
 /// The names of the blocks evicted last, each with a small number: how often the block had been
 /// used.
 ///
@@ -27,6 +29,10 @@ class EvictedBlocks {
   /// Room for at least `entries`, in whole buckets.
   /// Errors: kOutOfCapacity.
   static Result<EvictedBlocks> create(std::uint64_t entries);
+  /// The same, with a log of its changes if `memory` outlives this process: a table there would lie
+  /// on small pages, and cost a page walk for each name. Begins with what the log of a former
+  /// process says: O(entries).
+  static Result<EvictedBlocks> create(std::uint64_t entries, PolicyMemory& memory);
 
   /// `uses` is 1 to kMaxUses.
   void add(std::uint32_t hash, std::uint32_t uses) noexcept;
@@ -37,19 +43,22 @@ class EvictedBlocks {
   };
   /// Returns the entry and forgets it: the block is back.
   std::optional<Found> take(std::uint32_t hash) noexcept;
+  /// The entry, which stays.
+  [[nodiscard]] std::optional<Found> look(std::uint32_t hash) const noexcept;
 
   /// Prefetches what add() and take() of this name will touch.
   void prefetch(std::uint32_t hash) const noexcept { prefetch_to_write(&bucket(hash)); }
 
-  /// Allocates one page of 4 KiB now; returns false beyond the last.
-  bool touch(std::size_t page) noexcept { return buckets_.touch(page, 1); }
-  /// Returns the memory of `count` pages from `page` on, once it is no longer used; returns false
-  /// beyond the last.
-  bool forget(std::size_t page, std::size_t count) noexcept {
-    return buckets_.forget_pages(page, count);
-  }
+  /// Allocates one page of 4 KiB now, that of the log at last; returns false beyond the last.
+  bool touch(std::size_t page) noexcept;
+  /// Returns the memory of `count` pages from `page` on, that of the log at last, once it is no
+  /// longer used; returns false beyond the last.
+  bool forget(std::size_t page, std::size_t count) noexcept;
 
-  [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return buckets_.size_bytes(); }
+  /// With the log.
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
+    return buckets_.size_bytes() + log_.size_bytes();
+  }
 
  private:
   /// 16 bits of tag, 4 of uses (0: an empty entry), 12 of time. One plain number, and all
@@ -72,8 +81,34 @@ class EvictedBlocks {
     return static_cast<std::int32_t>(entry >> 16U & 0xFU);
   }
 
+  /// The log of changes, which outlives the process: a ring of them. One that takes a name has no
+  /// uses.
+  struct Change {
+    std::uint32_t hash;
+    std::uint32_t uses;
+  };
+  struct Counts {
+    std::uint64_t changes;
+    std::uint64_t added;
+  };
+
   EvictedBlocks(ZeroPages<Bucket> buckets, unsigned shift)
       : buckets_(std::move(buckets)), shift_(shift) {}
+  /// Pages of 4 KiB before those of the log.
+  [[nodiscard]] std::size_t bucket_pages() const noexcept {
+    return (buckets_.size_bytes() + 4095) / 4096;
+  }
+  void replay() noexcept;
+  void put(std::uint32_t hash, std::uint32_t uses) noexcept;
+  std::optional<Found> remove(std::uint32_t hash) noexcept;
+  void note(Change change) noexcept;
+  static constexpr std::int32_t kNowhere = -1;
+  /// The place of the name in its bucket, or kNowhere.
+  [[nodiscard]] static std::int32_t find(const Bucket& in, std::int32_t wanted) noexcept;
+  [[nodiscard]] Found found(Entry entry) const noexcept {
+    return {static_cast<std::uint32_t>(uses_of(entry)),
+            static_cast<std::uint64_t>(age(entry, now())) << shift_};
+  }
   [[nodiscard]] std::size_t place(std::uint32_t hash) const noexcept {
     const std::uint64_t spread = static_cast<std::uint32_t>(hash * 0x9E3779B1U);
     return (spread * buckets_.size()) >> 32U;
@@ -96,6 +131,10 @@ class EvictedBlocks {
   ZeroPages<Bucket> buckets_;
   unsigned shift_;
   std::uint64_t added_ = 0;
+  /// Empty when nothing outlives the process.
+  ZeroPages<Change> log_ = ZeroPages<Change>::shared({});
+  ZeroPages<Counts> counts_ = ZeroPages<Counts>::shared({});  ///< One, with the log.
+  std::size_t next_ = 0;                                      ///< In the log.
 };
 
 }  // namespace pegaflow::engine

@@ -12,6 +12,8 @@ std::string_view to_string(EvictionKind kind) {
       return "s3-fifo";
     case EvictionKind::kWeightedLru:
       return "weighted-lru";
+    case EvictionKind::kAdaptive:
+      return "adaptive";
   }
   return "?";
 }

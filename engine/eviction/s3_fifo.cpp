@@ -5,8 +5,9 @@
 namespace pegaflow::engine {
 
 Result<std::unique_ptr<EvictionPolicy>> S3FifoPolicy::create(BlockRows& rows,
-                                                             std::uint32_t row_count) {
-  PEGA_TRY_LET(auto evicted, EvictedBlocks::create(row_count));
+                                                             std::uint32_t row_count,
+                                                             PolicyMemory memory) {
+  PEGA_TRY_LET(auto evicted, EvictedBlocks::create(row_count, memory));
   return std::unique_ptr<EvictionPolicy>(new S3FifoPolicy(rows, std::move(evicted)));
 }
 

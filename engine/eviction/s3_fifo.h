@@ -17,7 +17,8 @@ namespace pegaflow::engine {
 class S3FifoPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count);
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count,
+                                                        PolicyMemory memory = {});
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
   void taken(std::uint32_t row) override;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "engine/eviction/eviction.h"
+#include "engine/eviction/use_lists.h"
 
 namespace pegaflow::engine {
 
@@ -27,33 +28,34 @@ namespace pegaflow::engine {
 class WeightedLruPolicy final : public EvictionPolicy {
  public:
   /// Errors: kOutOfCapacity.
-  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count);
+  static Result<std::unique_ptr<EvictionPolicy>> create(BlockRows& rows, std::uint32_t row_count,
+                                                        PolicyMemory memory = {});
 
   void sealed(std::uint32_t row, std::uint32_t hash) override;
-  /// Keeps its uses and its age. The memory of evicted blocks ended with the former process.
+  /// Keeps its uses and its age.
   void adopted(std::uint32_t row, std::uint32_t hash, std::uint32_t note) override;
   void taken(std::uint32_t row) override;
   void used_again(std::uint32_t row) override;
   void released(std::uint32_t row) override;
   void freed(std::uint32_t row, std::uint32_t hash, Freed why) override;
-  [[nodiscard]] std::uint32_t victim() override;
-  void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const override;
-  [[nodiscard]] std::uint32_t size() const override { return evictable_; }
+  [[nodiscard]] std::uint32_t victim() override { return lists_.oldest(rows_).row; }
+  void next_victims(std::size_t most, std::vector<std::uint32_t>& rows) const override {
+    lists_.next(rows_, most, rows);
+  }
+  [[nodiscard]] std::uint32_t size() const override { return lists_.size(); }
   [[nodiscard]] Result<void> check(
       const std::function<bool(std::uint32_t)>& is_evictable) const override;
 
-  static constexpr std::uint32_t kMaxUses = 8;
+  static constexpr std::uint32_t kMaxUses = UseLists::kMaxUses;
   static constexpr double kLeastExponent = 0.25;
   static constexpr double kMostExponent = 2;
-  [[nodiscard]] double exponent() const noexcept { return exponent_; }
+  [[nodiscard]] double exponent() const noexcept { return lists_.exponent(); }
 
  private:
-  WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted);
-  /// The number of uses whose oldest row is evicted next, or 0.
-  [[nodiscard]] std::uint32_t next_uses() const;
+  struct Learned;
+  WeightedLruPolicy(BlockRows& rows, EvictedBlocks evicted, ZeroPages<Learned> learned);
   void came_back(const EvictedBlocks::Found& found);
   void adapt();
-  void set_exponent(double exponent);
 
   /// One for blocks used once, one for all others; halved at each step, so that it adapts.
   struct Worth {
@@ -64,15 +66,20 @@ class WeightedLruPolicy final : public EvictionPolicy {
     [[nodiscard]] double per_tick() const { return idle > 0 ? returned / idle : 0; }
   };
 
-  std::array<IndexList<&Block::place>, kMaxUses + 1> lists_;  ///< By uses; oldest first.
-  std::array<double, kMaxUses + 1> weights_{};                ///< uses^-k
-  std::uint32_t evictable_ = 0;
+  /// The policy's conclusions, which may outlive the process. Each member is right by itself.
+  struct Learned {
+    double exponent = 0;  ///< 0: nothing was learned.
+    std::array<Worth, 2> worth;
+    double ticks_per_eviction = 0;   ///< Between the last two steps.
+    std::uint32_t evictions = 0;     ///< Since the last step.
+    std::uint32_t uses_at_step = 0;  ///< BlockRows::uses() then.
+    [[nodiscard]] bool is_plausible() const noexcept;
+  };
+  [[nodiscard]] Learned& learned() noexcept { return learned_[0]; }
+
+  UseLists lists_;
   std::uint32_t known_ = 0;
-  double exponent_ = 0;
-  std::array<Worth, 2> worth_;
-  std::uint32_t evictions_ = 0;     ///< Since the last step.
-  std::uint32_t uses_at_step_ = 0;  ///< BlockRows::uses() then.
-  double ticks_per_eviction_ = 1;   ///< Between the last two steps.
+  ZeroPages<Learned> learned_;  ///< One.
 };
 
 }  // namespace pegaflow::engine

@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "base/page_layout.h"
+#include "engine/tables/store_order.h"
 
 namespace pegaflow::engine {
 
@@ -64,10 +65,20 @@ Result<BlockTable::Added> BlockTable::add_shape(const Shape& wanted) {
     return fail(Errc::kBusy, "blocks of {} former page sizes are still being returned",
                 known - with_users);
   }
-  PEGA_TRY_LET(auto made, make_shape(shape));
+  static_assert(2 * kMaxShapes <= KeptTables::kPolicies);
+  const auto number = static_cast<std::uint32_t>(place);
+  // Of another shape of that number, if a former process died between its end and this moment.
+  if (kept_ != nullptr) kept_->forget_policy(number);
+  PEGA_TRY_LET(auto made, make_shape(shape, number));
   if (place == shapes_.size()) shapes_.emplace_back();
   shapes_[place] = std::move(made);
-  return Added{.id = ShapeId{static_cast<std::uint32_t>(place)}, .is_new = true};
+  return Added{.id = ShapeId{number}, .is_new = true};
+}
+
+void BlockTable::remove_shape(ShapeId shape) {
+  const auto number = static_cast<std::uint32_t>(shape);
+  shapes_[number].reset();
+  if (kept_ != nullptr) kept_->forget_policy(number);
 }
 
 /// A pool too small to be divided among its NUMA nodes lies on one: two parts there would be one.
@@ -78,7 +89,8 @@ Shape BlockTable::placed(Shape shape) const {
   return shape;
 }
 
-Result<std::unique_ptr<BlockTable::OneShape>> BlockTable::make_shape(Shape shape) {
+Result<std::unique_ptr<BlockTable::OneShape>> BlockTable::make_shape(Shape shape,
+                                                                     std::uint32_t number) {
   PEGA_TRY_LET(FrameLayout layout, FrameLayout::create(shape));
   PEGA_TRY_LET(std::vector<std::uint32_t> units, extents_.units_for(layout));
   // As many frames as the pool can ever have of this shape, so that the index never grows.
@@ -86,7 +98,9 @@ Result<std::unique_ptr<BlockTable::OneShape>> BlockTable::make_shape(Shape shape
   const auto frames =
       static_cast<std::uint32_t>(std::max<std::uint64_t>(pool / layout.frame_bytes(), 1));
   PEGA_TRY_LET(FlatIndex index, FlatIndex::create(frames, PageUse::kDense));
-  PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames));
+  const PolicyMemory memory =
+      kept_ == nullptr ? PolicyMemory() : PolicyMemory(kept_->policy(number));
+  PEGA_TRY_LET(auto policy, EvictionPolicy::create(eviction_, *rows_, frames, memory));
   PEGA_TRY_LET(auto replicas, EvictionPolicy::create(EvictionKind::kLru, *rows_, frames));
   return std::make_unique<OneShape>(OneShape{.shape = std::move(shape),
                                              .layout = std::move(layout),
@@ -276,7 +290,7 @@ void BlockTable::prefetch_free(FrameIndex row) const {
 // ---- changing
 
 void BlockTable::note_use(Extent& extent, std::uint64_t before) noexcept {
-  uses_ += rows_->uses() - static_cast<std::uint32_t>(uses_);
+  follow_uses();
   extent.use_sum += uses_ - before;
 }
 
@@ -358,7 +372,7 @@ void BlockTable::prove(FrameIndex row) noexcept {
 void BlockTable::disprove(FrameIndex row) noexcept {
   if (kept_ == nullptr) return;
   std::atomic_ref(proofs_[row]).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // Before what changes next.
+  order_stores();  // Before what changes next.
 }
 
 void BlockTable::seal(FrameIndex row, std::uint32_t writer, std::uint32_t now_s) {

@@ -91,7 +91,7 @@ class BlockTable {
   [[nodiscard]] bool has_unused() const noexcept { return !unused_.empty(); }
   /// Returns the memory of `count` pages of an unused shape's tables; false when they have less.
   bool forget(ShapeId shape, std::size_t page, std::size_t count);
-  void remove_shape(ShapeId shape) { shapes_[static_cast<std::uint32_t>(shape)].reset(); }
+  void remove_shape(ShapeId shape);
   /// Whether there is a shape with that number: blocks may have it.
   [[nodiscard]] bool has_shape(ShapeId shape) const noexcept {
     const auto& found = shapes_[static_cast<std::uint32_t>(shape)];
@@ -213,6 +213,21 @@ class BlockTable {
     OneShape& from = of(shape);
     const FrameIndex replica = from.replicas->victim();
     return replica != kNoFrame ? replica : from.policy->victim();
+  }
+  /// A claim or a save of blocks of that shape begins; see EvictionPolicy. Saves above a tier may
+  /// not be refused: what the pool never held, the tier never gets.
+  void begin_claim(ShapeId shape) {
+    of(shape).policy->claim_begins();
+    follow_uses();
+  }
+  void begin_save(ShapeId shape, bool may_refuse) {
+    of(shape).policy->save_begins(may_refuse && listener_ == nullptr);
+    follow_uses();
+  }
+  /// Whether the policy refuses a new block for which `victim` would have to leave.
+  [[nodiscard]] bool refuses(ShapeId shape, SpaceId space, const BlockKey& key, FrameIndex victim) {
+    return listener_ == nullptr && !is_replica(victim) &&
+           of(shape).policy->refuses(hash(space, key));
   }
   /// Appends the next victims among the blocks that are no replicas; see EvictionPolicy.
   void next_victims(ShapeId shape, std::size_t most, std::vector<FrameIndex>& rows) const {
@@ -342,7 +357,7 @@ class BlockTable {
   [[nodiscard]] Block& block_at(FrameIndex row) noexcept { return (*rows_)[row]; }
   [[nodiscard]] const Block& block_at(FrameIndex row) const noexcept { return (*rows_)[row]; }
   [[nodiscard]] Shape placed(Shape shape) const;
-  [[nodiscard]] Result<std::unique_ptr<OneShape>> make_shape(Shape shape);
+  [[nodiscard]] Result<std::unique_ptr<OneShape>> make_shape(Shape shape, std::uint32_t number);
   FrameIndex take(ShapeId shape, SpaceId space, const BlockKey& key, FrameState state,
                   std::uint32_t owner);
   void free(FrameIndex row, EvictionPolicy::Freed why);
@@ -375,6 +390,7 @@ class BlockTable {
   [[nodiscard]] std::uint64_t used_at(FrameIndex row) const { return uses_ - rows_->age(row); }
   /// Follows the 32-bit count of `rows_`, and keeps the extent's sum equal to that of its rows.
   void note_use(Extent& extent, std::uint64_t before) noexcept;
+  void follow_uses() noexcept { uses_ += rows_->uses() - static_cast<std::uint32_t>(uses_); }
 
   [[nodiscard]] std::uint32_t hash(FrameIndex row) const noexcept {
     return hash(block_at(row).space, block_at(row).key);

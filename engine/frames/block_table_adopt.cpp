@@ -21,7 +21,7 @@ Result<void> BlockTable::restore_shape(std::uint32_t number, const Shape& shape)
   if (shapes_[number] != nullptr) {
     return fail(Errc::kCorrupt, "shape {} of the kept pool is recorded twice", number);
   }
-  PEGA_TRY_LET(shapes_[number], make_shape(placed(shape)));
+  PEGA_TRY_LET(shapes_[number], make_shape(placed(shape), number));
   return {};
 }
 
@@ -64,6 +64,10 @@ Result<BlockTable::Adopted> BlockTable::adopt(const IsLive& is_live) {
     if (is_held) adopted.held.push_back(each.row);
   }
   for (const ExtentId id : restored) end_adoption(id);
+  // Of shapes that the former process was giving up when it died.
+  for (std::uint32_t number = 0; number < KeptTables::kPolicies; ++number) {
+    if (number >= shapes_.size() || shapes_[number] == nullptr) kept_->forget_policy(number);
+  }
   return adopted;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/page_layout.h"
 #include "base/units.h"
+#include "engine/tables/store_order.h"
 #include "engine/types/hash.h"
 #include "engine/types/numa_ranges.h"
 
@@ -23,10 +24,10 @@ constexpr std::uint64_t kMagic = 0x5045474150'4f4f4cULL;  // "PEGAPOOL", as a nu
 constexpr std::size_t kPageBytes = 4096;
 constexpr unsigned kSlots = 2;
 constexpr unsigned kRecords = 2;
-
-/// Stores of this thread before the call are visible before those after it, also to a process that
-/// looks once this one is dead.
-void order_stores() noexcept { std::atomic_thread_fence(std::memory_order_release); }
+/// Enough for every policy: 16 bytes for each row that the pool can have, and as much as it wants
+/// at least. Costs memory only where a policy wrote, or touched what it will write.
+constexpr std::uint64_t kPolicyBytesPerPage = 16;
+constexpr std::uint64_t kLeastPolicyBytes = std::uint64_t{1280} << 10;
 
 }  // namespace
 
@@ -101,7 +102,9 @@ struct KeptTables::Sections {
     rows = align(extents + units * sizeof(KeptExtent));
     proofs = align(rows + row_count * sizeof(Block));
     checksums = align(proofs + row_count * sizeof(std::uint64_t));
-    end = align(checksums + page_count * sizeof(std::uint64_t));
+    policies = align(checksums + page_count * sizeof(std::uint64_t));
+    policy_bytes = align(kLeastPolicyBytes + page_count * kPolicyBytesPerPage);
+    end = policies + kPolicies * policy_bytes;
   }
   static std::uint64_t align(std::uint64_t offset) {
     return (offset + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -115,6 +118,8 @@ struct KeptTables::Sections {
   std::uint64_t rows;
   std::uint64_t proofs;
   std::uint64_t checksums;
+  std::uint64_t policies;
+  std::uint64_t policy_bytes;
   std::uint64_t end;
 };
 
@@ -144,6 +149,11 @@ Result<KeptTables> KeptTables::map(UniqueFd fd, std::uint64_t size) {
   KeptTables tables(std::move(fd), {static_cast<std::byte*>(base), size});
   // As ZeroPages: a row must not cost a huge page. A child must not keep the memory.
   ::madvise(base, size, MADV_NOHUGEPAGE);
+  // A core dump reads every page, and a page of a memfd is allocated when it is read: the memory
+  // for the policies is twice the pool, and a keeper would hold it from then on.
+  if (::madvise(base, size, MADV_DONTDUMP) != 0) {
+    return fail_errno(errno, "keep the kept tables out of core dumps");
+  }
   if (::madvise(base, size, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the kept tables from forked children");
   }
@@ -232,6 +242,16 @@ std::span<std::uint64_t> KeptTables::checksums() const noexcept {
 std::span<KeptExtent> KeptTables::extents() const noexcept {
   const Sections sections(header().layout.pool_bytes);
   return {reinterpret_cast<KeptExtent*>(bytes_.data() + sections.extents), sections.units};
+}
+
+std::span<std::byte> KeptTables::policy(std::uint32_t shape) const noexcept {
+  const Sections sections(header().layout.pool_bytes);
+  return bytes_.subspan(sections.policies + shape * sections.policy_bytes, sections.policy_bytes);
+}
+
+void KeptTables::forget_policy(std::uint32_t shape) const noexcept {
+  const std::span<std::byte> memory = policy(shape);
+  forget_zero_pages(memory.data(), memory.data() + memory.size(), true);
 }
 
 void KeptTables::set_extent(std::uint32_t unit, const KeptExtent& extent) noexcept {

@@ -19,9 +19,10 @@
 
 namespace pegaflow::engine {
 
-/// One memfd with the rows of all frames, a proof for each row, the extents, the checksums of pages
-/// and two records that describe the rest. Another process that holds its descriptor and that of
-/// the pool continues with both after this one has died at any instruction.
+/// One memfd with the rows of all frames, a proof for each row, the extents, the checksums of
+/// pages, the memory of the eviction policies and two records that describe the rest. Another
+/// process that holds its descriptor and that of the pool continues with both after this one has
+/// died at any instruction.
 ///
 /// Nothing is flushed: the stores of a dead process are in memory, in program order. A row counts
 /// only while its proof is that of its content: the proof is cleared before a member that it covers
@@ -29,7 +30,7 @@ namespace pegaflow::engine {
 class KeptTables {
  public:
   /// The meaning of the bytes: raised with each change to Block, KeptExtent or the header.
-  static constexpr std::uint32_t kFormat = 2;
+  static constexpr std::uint32_t kFormat = 3;
 
   struct Layout {
     Id128 pool;  ///< The name of the pool, drawn with its memory.
@@ -60,6 +61,12 @@ class KeptTables {
   [[nodiscard]] std::span<std::uint64_t> checksums() const noexcept;
   /// By first unit.
   [[nodiscard]] std::span<KeptExtent> extents() const noexcept;
+  /// The memory of the eviction policy of a shape, with what a former process left there. Nothing
+  /// proves it: it only decides which block leaves.
+  [[nodiscard]] std::span<std::byte> policy(std::uint32_t shape) const noexcept;
+  static constexpr std::uint32_t kPolicies = 512;
+  /// Makes it all zero.
+  void forget_policy(std::uint32_t shape) const noexcept;
   /// The counter of BlockRows, and the count of page checksums.
   [[nodiscard]] std::uint32_t& uses() const noexcept;
   [[nodiscard]] std::uint64_t& checksum_count() const noexcept;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/assert.h"
+#include "engine/tables/prefetch.h"
 
 namespace pegaflow::engine::ssd {
 namespace {
@@ -103,6 +104,17 @@ void Index::begin(std::uint32_t segment, std::uint64_t life) {
   for (std::uint32_t i = 0; i < begun.rows.size(); ++i) remove({segment, i});
   begun.rows = {};
   begun.life = life;
+}
+
+void Index::expect(std::uint32_t segment, std::size_t rows) {
+  std::vector<Row>& of = segments_[segment].rows;
+  of.reserve(std::min<std::size_t>(of.size() + rows, rows_per_segment_));
+}
+
+void Index::prefetch(std::uint64_t fingerprint) const {
+  const Part& in = part(fingerprint);
+  if (in.cells.empty()) return;
+  prefetch_to_write(&in.cells[hash_of(fingerprint) & (in.cells.size() - 1)]);
 }
 
 Index::Place Index::add(std::uint32_t segment, Row row) {

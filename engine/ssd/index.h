@@ -53,6 +53,10 @@ class Index {
   /// 0: the segment has no blocks.
   [[nodiscard]] std::uint64_t life(std::uint32_t segment) const { return segments_[segment].life; }
 
+  /// The segment that has begun gets so many rows soon.
+  void expect(std::uint32_t segment, std::size_t rows);
+  /// Prefetches what add() of a row with this fingerprint will touch.
+  void prefetch(std::uint64_t fingerprint) const;
   /// Adds a row to a segment that has begun and is not full. A row of the same name in a segment of
   /// a smaller life is removed; if there is one of a greater life, this one is not found.
   Place add(std::uint32_t segment, Row row);

@@ -1,6 +1,7 @@
 #include "engine/ssd/scan.h"
 
 #include <algorithm>
+#include <array>
 
 namespace pegaflow::engine::ssd {
 
@@ -20,7 +21,8 @@ std::optional<Scan::Read> Scan::next() {
   return Read{.segment = segment,
               .first_page = 0,
               .offset = superblock_.segment_offset(segment),
-              .bytes = std::min(kFirstBytes, superblock_.head_bytes())};
+              .bytes = has_long_tables_ ? superblock_.head_bytes()
+                                        : std::min(kFirstBytes, superblock_.head_bytes())};
 }
 
 void Scan::take(const Read& read, std::span<const std::byte> bytes) {
@@ -51,25 +53,20 @@ void Scan::take_pages(const Read& read, std::span<const std::byte> pages) {
       end(read.segment);
       return;
     }
-    for (const Entry& entry : page->entries) {
-      if (!lies_in(entry, superblock_, read.segment) || entry.proof == 0) continue;
-      if (!alive_[entry.number]) {
-        ++counts_.dead;
-        continue;
-      }
-      index_.add(read.segment, {.fingerprint = fingerprint_of(entry.number, entry.key),
-                                .proof = entry.proof,
-                                .place = entry.place,
-                                .number = entry.number,
-                                .flags = entry.flags});
-      ++counts_.blocks;
+    const bool is_last = page->entries.size() < kEntriesPerPage;
+    if (number == read.first_page || is_last) {
+      index_.expect(read.segment,
+                    is_last ? page->entries.size() : pages.size() / kSector * kEntriesPerPage);
     }
-    if (page->entries.size() < kEntriesPerPage) {
+    add(read.segment, page->entries);
+    if (is_last) {
+      has_long_tables_ = (2 + number) * kSector > kFirstBytes;
       end(read.segment);
       return;
     }
   }
   if (number == superblock_.table_pages) {
+    has_long_tables_ = superblock_.head_bytes() > kFirstBytes;
     end(read.segment);
     return;
   }
@@ -79,8 +76,37 @@ void Scan::take_pages(const Read& read, std::span<const std::byte> pages) {
                    .bytes = (superblock_.table_pages - number) * kSector});
 }
 
+void Scan::add(std::uint32_t segment, std::span<const Entry> entries) {
+  // The cells of all entries are read at the same time: they lie anywhere in the index.
+  std::array<std::uint64_t, kEntriesPerPage> fingerprints{};
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    fingerprints[i] = fingerprint_of(entries[i].number, entries[i].key);
+    index_.prefetch(fingerprints[i]);
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const Entry& entry = entries[i];
+    if (!lies_in(entry, superblock_, segment) || entry.proof == 0) continue;
+    if (!alive_[entry.number]) {
+      ++counts_.dead;
+      continue;
+    }
+    index_.add(segment, {.fingerprint = fingerprints[i],
+                         .proof = entry.proof,
+                         .place = entry.place,
+                         .number = entry.number,
+                         .flags = entry.flags});
+    ++counts_.blocks;
+  }
+}
+
 void Scan::failed(const Read& read) {
   ++counts_.failed_reads;
+  if (read.first_page == 0 && read.bytes > kFirstBytes) {
+    // A bad sector of a long table does not cost the pages before it.
+    more_.push_back(
+        {.segment = read.segment, .first_page = 0, .offset = read.offset, .bytes = kFirstBytes});
+    return;
+  }
   end(read.segment);
 }
 

@@ -18,7 +18,8 @@ namespace pegaflow::engine::ssd {
 
 /// Decides what is read next, and adds what was read to the index. A segment's header and first
 /// pages are read at once (kFirstBytes, enough for blocks of 1 MiB in segments of 128 MiB), the
-/// rest only where the last of these pages is full. The order does not matter, because the index
+/// rest only where the last of these pages is full. After a segment whose table was longer, the
+/// whole table of the next one is read at once. The order does not matter, because the index
 /// prefers greater lives; blocks are found while the scan goes on.
 ///
 /// A page that is damaged, or of another life, ends its segment there. Entries whose number has no
@@ -41,7 +42,8 @@ class Scan {
   std::optional<Read> next();
   /// Its bytes. Each read ends with one take() or failed().
   void take(const Read& read, std::span<const std::byte> bytes);
-  /// The read failed: the segment's further blocks are lost.
+  /// The read failed: the segment's further blocks are lost. Of a long table that was read at once,
+  /// the first pages are read again.
   void failed(const Read& read);
 
   /// Segments of smaller lives were dropped meanwhile, and are not found.
@@ -60,6 +62,7 @@ class Scan {
 
  private:
   void take_pages(const Read& read, std::span<const std::byte> pages);
+  void add(std::uint32_t segment, std::span<const Entry> entries);
   void end(std::uint32_t segment);
 
   Superblock superblock_;
@@ -67,7 +70,8 @@ class Scan {
   SegmentLog& log_;
   std::vector<bool> alive_;  ///< By number.
   std::uint32_t next_segment_ = 0;
-  std::vector<Read> more_;  ///< The rest of segments with a long table.
+  std::vector<Read> more_;        ///< The rest of segments with a long table.
+  bool has_long_tables_ = false;  ///< The last table that ended was longer than the first pages.
   std::uint32_t done_ = 0;
   std::uint64_t greatest_life_ = 0;
   Counts counts_;

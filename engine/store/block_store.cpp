@@ -324,8 +324,9 @@ bool BlockStore::is_lent(LeaseId lease) const { return impl_->leases.is_lent(lea
 Result<std::vector<FrameIndex>> BlockStore::reserve(HolderId holder, SpaceId space,
                                                     const JobId& job, std::size_t first,
                                                     std::span<const BlockKey> keys, NoRoom no_room,
-                                                    std::span<const std::uint8_t> depths) {
-  return impl_->writer.reserve(holder, space, job, first, keys, no_room, depths);
+                                                    std::span<const std::uint8_t> depths,
+                                                    MayRefuse may_refuse) {
+  return impl_->writer.reserve(holder, space, job, first, keys, no_room, depths, may_refuse);
 }
 
 std::span<const FrameIndex> BlockStore::frames_of(HolderId holder, const JobId& job) const {
@@ -373,7 +374,10 @@ BlockStore::Listed BlockStore::list(SpaceId space, FrameIndex from, std::size_t 
   for (std::size_t visited = 0; frame != kNoFrame && visited < limit; ++visited) {
     const Block& block = table[frame];
     const bool is_findable = block.space == space && block.indexed && table.is_readable(frame);
-    if (is_findable) listed.keys.push_back(block.key);
+    if (is_findable) {
+      listed.keys.push_back(block.key);
+      listed.depths.push_back(static_cast<Depth>(block.depth));
+    }
     frame = table.next_touched(frame + 1);
   }
   listed.next = frame;

@@ -255,7 +255,8 @@ void Reclaimer::prefetch_sweep(FrameIndex frame) const {
 
 // ---- room
 
-Reclaimer::Room Reclaimer::make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke) {
+Reclaimer::Room Reclaimer::make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke,
+                                     const NewBlock* saved) {
   const BlockTable& table = blocks_.table();
   for (;;) {
     if (table.has_free(shape) || blocks_.grow(shape)) return Room::kThere;
@@ -272,6 +273,8 @@ Reclaimer::Room Reclaimer::make_room(ShapeId shape, std::uint32_t& steps, MayRev
       if (table.is_leaving(victim)) {  // It frees nothing for this shape.
         if (steps == 0) return otherwise;
         --steps;
+      } else if (saved != nullptr && blocks_.refuses(shape, saved->space, saved->key, victim)) {
+        return Room::kRefused;
       }
       blocks_.evict(victim);
       continue;

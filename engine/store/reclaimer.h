@@ -72,12 +72,23 @@ class Reclaimer {
     kThere,
     kLater,  ///< An exchange of extents for this shape is in progress.
     kNone,
+    kRefused,  ///< The policy keeps its blocks rather than the new one.
   };
   enum class MayRevoke : bool { kNo, kYes };
   /// Makes sure that there is a free frame of `shape`, by eviction or an exchange of extents if
   /// necessary. Does at most `steps` steps of queued work, and subtracts them. Revokes claims only
   /// if `may_revoke` allows it.
-  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke);
+  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke) {
+    return make_room(shape, steps, may_revoke, nullptr);
+  }
+  /// The same for a new block that the policy may refuse.
+  struct NewBlock {
+    SpaceId space{};
+    const BlockKey& key;
+  };
+  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke, const NewBlock& saved) {
+    return make_room(shape, steps, may_revoke, &saved);
+  }
   /// The same by the eviction of replicas of this shape alone, and without queued work.
   Room make_room_of_replicas(ShapeId shape);
 
@@ -88,6 +99,7 @@ class Reclaimer {
   [[nodiscard]] const WorkQueue& queue() const noexcept { return queue_; }
 
  private:
+  Room make_room(ShapeId shape, std::uint32_t& steps, MayRevoke may_revoke, const NewBlock* saved);
   void revoke(std::uint32_t claim);
   /// Does one step of the oldest queued work, for one block, row or frame, and removes work that is
   /// finished. Returns false when nothing is queued.

@@ -37,6 +37,7 @@ ResidentBlocks::HeldPrefix ResidentBlocks::hold_prefix(const Space& space,
                                                        std::uint64_t room) {
   // First find the blocks, then hold them: so the neighbors in the order of eviction, which lie
   // anywhere, are prefetched meanwhile. One block beyond the limit shows that there is one.
+  table_.begin_claim(space.shape);
   HeldPrefix held;
   std::vector<FrameIndex>& found = held.frames;
   found.reserve(std::min<std::size_t>(keys.size(), room + 1));
@@ -227,12 +228,18 @@ BlockStore::JournalPart ResidentBlocks::journal(std::span<const SpaceId> spaces,
   part.next = begin + std::min<std::uint64_t>(limit, journal_->end() - begin);
   part.has_more = part.next != journal_->end();
   part.entries.reserve(part.next - begin);
+  std::vector<std::pair<SpaceId, std::uint8_t>> places;
+  places.reserve(spaces.size());
+  for (const SpaceId space : spaces) {
+    places.emplace_back(space, static_cast<std::uint8_t>(places.size()));
+  }
+  std::sort(places.begin(), places.end());
   for (std::uint64_t position = begin; position != part.next; ++position) {
     const Journal::Entry& entry = (*journal_)[position];
-    const auto found = std::find(spaces.begin(), spaces.end(), entry.space);
-    if (found == spaces.end()) continue;
-    part.entries.push_back(
-        {entry.key, entry.is_present, static_cast<std::uint8_t>(found - spaces.begin())});
+    const auto found =
+        std::lower_bound(places.begin(), places.end(), std::pair(entry.space, std::uint8_t{0}));
+    if (found == places.end() || found->first != entry.space) continue;
+    part.entries.push_back({entry.key, entry.is_present, found->second, entry.depth});
   }
   return part;
 }

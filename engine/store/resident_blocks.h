@@ -127,6 +127,10 @@ class ResidentBlocks {
   void drop(FrameIndex frame, Miss why) { drop(frame, why, false); }
   /// The next evictable block of the shape, or kNoFrame.
   [[nodiscard]] FrameIndex victim(ShapeId shape) { return table_.victim(shape); }
+  void begin_save(ShapeId shape, bool may_refuse) { table_.begin_save(shape, may_refuse); }
+  [[nodiscard]] bool refuses(ShapeId shape, SpaceId space, const BlockKey& key, FrameIndex victim) {
+    return table_.refuses(shape, space, key, victim);
+  }
   /// Drops the victim, and prefetches those after it.
   void evict(FrameIndex victim);
   /// Prefetches the memory other than its row that drop() of a block will touch. Call it once the
@@ -207,7 +211,8 @@ class ResidentBlocks {
   /// Records that the block of this frame is present, or is about to be removed.
   void note(FrameIndex frame, bool is_present) {
     if (!journal_) return;
-    journal_->add(table_[frame].space, table_[frame].key, is_present);
+    const Block& block = table_[frame];
+    journal_->add(block.space, block.key, is_present, static_cast<Depth>(block.depth));
     wake_readers();
   }
   /// Prefetches what holding the blocks behind frames[i] will touch.

@@ -34,7 +34,8 @@ Result<std::uint32_t> Writer::reservable(Holder& writer, const Space& where,
 Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, const JobId& id,
                                                 std::size_t first, std::span<const BlockKey> keys,
                                                 BlockStore::NoRoom no_room,
-                                                std::span<const std::uint8_t> depths) {
+                                                std::span<const std::uint8_t> depths,
+                                                BlockStore::MayRefuse may_refuse) {
   Holder* const writer = holders_.active(holder);
   if (writer == nullptr) return fail(Errc::kGone, "reserve for a holder that left");
   Space* const where = spaces_.live(space);
@@ -72,7 +73,7 @@ Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, 
     std::copy_n(jobs_[row].answers.begin() + static_cast<std::ptrdiff_t>(first), decided,
                 frames.begin());
   }
-  blocks_.read_clock();
+  begin_save(where->shape, id, may_refuse);
   std::uint32_t steps = options_.slice_blocks;
   decided += blocks_.table().find_each(
       where->shape, space, keys.subspan(decided),
@@ -80,7 +81,7 @@ Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, 
         const std::size_t at = known + i;
         const auto frame = decide(*where, keys[at],
                                   at < depths.size() ? depth_from_sent(depths[at]) : kUnknownDepth,
-                                  present, steps, no_room, add_job);
+                                  present, steps, no_room, may_refuse, add_job);
         if (!frame) return false;
         frames[at] = *frame;
         if (is_shared) jobs_.add_answer(row, *frame);
@@ -91,10 +92,17 @@ Result<std::vector<FrameIndex>> Writer::reserve(HolderId holder, SpaceId space, 
   return frames;
 }
 
+void Writer::begin_save(ShapeId shape, const JobId& id, BlockStore::MayRefuse may_refuse) {
+  blocks_.read_clock();
+  if (id != last_) blocks_.begin_save(shape, may_refuse == BlockStore::MayRefuse::kYes);
+  last_ = id;
+}
+
 template <typename AddJob>
 std::optional<FrameIndex> Writer::decide(const Space& space, const BlockKey& key, Depth depth,
                                          FrameIndex present, std::uint32_t& steps,
-                                         BlockStore::NoRoom no_room, AddJob&& add_job) {
+                                         BlockStore::NoRoom no_room,
+                                         BlockStore::MayRefuse may_refuse, AddJob&& add_job) {
   if (present != kNoFrame) {
     if (blocks_.table().is_readable(present) || blocks_.table().is_in_flight(present) ||
         jobs_.is_being_saved(blocks_[present])) {
@@ -105,10 +113,14 @@ std::optional<FrameIndex> Writer::decide(const Space& space, const BlockKey& key
     blocks_.free_key(present);
   }
   using Room = Reclaimer::Room;
-  const Room room = reclaimer_.make_room(space.shape, steps, Reclaimer::MayRevoke::kYes);
+  constexpr auto kMayRevoke = Reclaimer::MayRevoke::kYes;
+  const Room room =
+      may_refuse == BlockStore::MayRefuse::kYes
+          ? reclaimer_.make_room(space.shape, steps, kMayRevoke, {.space = space.id, .key = key})
+          : reclaimer_.make_room(space.shape, steps, kMayRevoke);
   if (room == Room::kLater && no_room == BlockStore::NoRoom::kStop) return std::nullopt;
   if (room != Room::kThere) {
-    ++counted_.skipped_no_room;
+    ++(room == Room::kRefused ? counted_.skipped_refused : counted_.skipped_no_room);
     blocks_.remember_loss(space.id, key, Miss::kNoRoom);
     return kNoFrame;
   }
@@ -226,6 +238,7 @@ void Writer::report(BlockStore::Stats& stats) const {
   stats.insertions = counted_.insertions;
   stats.skipped_present = counted_.skipped_present;
   stats.skipped_no_room = counted_.skipped_no_room;
+  stats.skipped_refused = counted_.skipped_refused;
   stats.reservations_timed_out = counted_.reservations_timed_out;
   stats.late_publishes = counted_.late_publishes;
 }

@@ -38,7 +38,8 @@ class Writer {
   Result<std::vector<FrameIndex>> reserve(HolderId holder, SpaceId space, const JobId& job,
                                           std::size_t first, std::span<const BlockKey> keys,
                                           BlockStore::NoRoom no_room,
-                                          std::span<const std::uint8_t> depths);
+                                          std::span<const std::uint8_t> depths,
+                                          BlockStore::MayRefuse may_refuse);
   [[nodiscard]] std::span<const FrameIndex> frames_of(HolderId holder, const JobId& job) const;
   [[nodiscard]] bool is_saving(const JobId& job) const;
   [[nodiscard]] std::optional<SpaceId> space_of_job(const JobId& job) const;
@@ -58,19 +59,23 @@ class Writer {
     std::uint64_t insertions = 0;
     std::uint64_t skipped_present = 0;
     std::uint64_t skipped_no_room = 0;
+    std::uint64_t skipped_refused = 0;
     std::uint64_t reservations_timed_out = 0;
     std::uint64_t late_publishes = 0;
   };
 
   /// The row of `job`, for which `writer` may reserve frames; kNone if the job does not exist yet.
   Result<std::uint32_t> reservable(Holder& writer, const Space& where, const JobId& job) const;
+  /// Tells the eviction policy of a job's first slice.
+  void begin_save(ShapeId shape, const JobId& job, BlockStore::MayRefuse may_refuse);
   /// The result of reserve() for one key: a frame, or kNoFrame to skip it. No value with
   /// NoRoom::kStop when room for it is still being made. `add_job` creates the job's row if there
   /// is none.
   template <typename AddJob>
   std::optional<FrameIndex> decide(const Space& space, const BlockKey& key, Depth depth,
                                    FrameIndex present, std::uint32_t& steps,
-                                   BlockStore::NoRoom no_room, AddJob&& add_job);
+                                   BlockStore::NoRoom no_room, BlockStore::MayRefuse may_refuse,
+                                   AddJob&& add_job);
 
   const BlockStore::Options& options_;
   const Clock& clock_;
@@ -80,6 +85,7 @@ class Writer {
   JobTable& jobs_;
   Reclaimer& reclaimer_;
   Counters counted_;
+  JobId last_{};  ///< The job of the last call of reserve(): its slices are one save.
 };
 
 }  // namespace pegaflow::engine

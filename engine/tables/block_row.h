@@ -81,6 +81,8 @@ class BlockRows {
 
   /// The number of times that a row became evictable; wraps around.
   [[nodiscard]] std::uint32_t uses() const noexcept { return *uses_; }
+  /// Makes all rows older, as if so many others had become evictable.
+  void pass(std::uint32_t uses) noexcept { *uses_ += uses; }
   void stamp(std::uint32_t row) noexcept { rows_[row].last_use = ++*uses_; }
   /// The number of times that a row became evictable since this one did; at most 2^32 - 1.
   [[nodiscard]] std::uint32_t age(std::uint32_t row) const noexcept {

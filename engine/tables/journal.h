@@ -11,6 +11,7 @@
 #include "base/block_key.h"
 #include "base/error.h"
 #include "engine/tables/zero_pages.h"
+#include "engine/types/depth.h"
 #include "engine/types/ids.h"
 
 namespace pegaflow::engine {
@@ -27,6 +28,7 @@ class Journal {
     BlockKey key;
     SpaceId space{};
     bool is_present = false;
+    Depth depth = kUnknownDepth;
   };
 
   /// Keeps the last `entries` entries, rounded up to a power of two. The first one has the position
@@ -38,8 +40,9 @@ class Journal {
     return Journal(std::move(ring), first);
   }
 
-  void add(SpaceId space, const BlockKey& key, bool is_present) noexcept {
-    ring_[end_++ & (ring_.size() - 1)] = {key, space, is_present};
+  void add(SpaceId space, const BlockKey& key, bool is_present,
+           Depth depth = kUnknownDepth) noexcept {
+    ring_[end_++ & (ring_.size() - 1)] = {key, space, is_present, depth};
   }
   /// The position of the oldest entry that is still kept, and the position after the newest.
   [[nodiscard]] std::uint64_t begin() const noexcept {

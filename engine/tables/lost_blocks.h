@@ -21,7 +21,7 @@ enum class Miss : std::uint8_t {
   kEvicted,     ///< Evicted to make room.
   kCleaned,     ///< Evicted by a cleanup.
   kReset,       ///< Dropped with its generation.
-  kNoRoom,      ///< A save offered it, and no frame could be freed.
+  kNoRoom,      ///< A save offered it, and no frame could be freed, or the policy refused it.
   kSaveFailed,  ///< A save began and was abandoned or forgotten, or its writer was lost.
   kCorrupt,     ///< Its bytes were wrong.
   kDiskFailed,  ///< A disk had it, and did not deliver it.

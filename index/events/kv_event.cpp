@@ -90,6 +90,8 @@ struct Places {
   std::size_t session_size = 0;
   std::size_t lora = 0;
   std::size_t lora_size = 0;
+  std::size_t extra = 0;
+  std::size_t extra_size = 0;
 };
 
 // Reads one event into the vectors of a batch. Thread-bound.
@@ -268,6 +270,7 @@ class EventReader {
     event_.token_count = count;
     event_.bigram_tokens = count > 0 && reader.peek() == MsgpackType::kArray;
     if (!options_.keep_tokens) {
+      if (!event_.bigram_tokens) keep_head(reader, count);
       reader.skip_values(count);
       return std::nullopt;
     }
@@ -283,6 +286,20 @@ class EventReader {
       if (event_.bigram_tokens && !reader.read_unsigned(token)) return Skip::kMalformed;
     }
     return std::nullopt;
+  }
+
+  // Keeps the first of `count` tokens of a chain's beginning. Invalid tokens are no defect here:
+  // where all tokens are skipped they are not read either.
+  void keep_head(MsgpackReader reader, std::uint32_t count) {
+    if (event_.parent || event_.kind != EventKind::kStored) return;
+    const std::uint32_t kept = std::min(count, options_.head_tokens);
+    places_.tokens = batch_.tokens.size();
+    for (std::uint32_t i = 0; i < kept; ++i) {
+      std::uint64_t token = 0;
+      if (!reader.read_unsigned(token) || token > UINT32_MAX) break;
+      batch_.tokens.push_back(static_cast<std::uint32_t>(token));
+    }
+    places_.token_count = batch_.tokens.size() - places_.tokens;
   }
 
   std::optional<Skip> read_block_size(MsgpackReader& reader) {
@@ -302,9 +319,20 @@ class EventReader {
       if (reader.read_nil()) continue;
       if (reader.peek() != MsgpackType::kArray) return Skip::kMalformed;
       event_.has_extra_keys = true;
+      if (i == 0) keep_extra(reader);
       reader.skip(KvEventDecoder::kMaxDepth);
     }
     return std::nullopt;
+  }
+
+  void keep_extra(MsgpackReader reader) {
+    std::string_view text;
+    if (!reader.read_array(event_.first_extras) || event_.first_extras != 1) return;
+    if (options_.head_tokens == 0 || !reader.read_string(text)) return;
+    if (text.size() > KvEventDecoder::kMaxText) return;
+    places_.extra = batch_.text.size();
+    places_.extra_size = text.size();
+    batch_.text.insert(batch_.text.end(), text.begin(), text.end());
   }
 
   std::optional<Skip> read_small(Field field, MsgpackReader& reader) {
@@ -368,6 +396,7 @@ void point(KvBatch& batch, const std::vector<Places>& places) {
     const std::string_view text(batch.text.data(), batch.text.size());
     event.session_id = text.substr(at.session, at.session_size);
     event.lora_name = text.substr(at.lora, at.lora_size);
+    event.first_extra = text.substr(at.extra, at.extra_size);
   }
 }
 

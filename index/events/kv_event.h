@@ -60,11 +60,14 @@ struct KvEvent {
   /// Hashes as they came, `hash_bytes` each, when the engine sends bytes; empty when it sends ints.
   std::span<const std::byte> full_hashes;
   std::uint32_t hash_bytes = 0;
-  /// Token ids in a kStored, the first one of each pair; empty unless Options::keep_tokens.
+  /// Token ids in a kStored, the first one of each pair; empty unless Options::keep_tokens. With
+  /// Options::head_tokens only the first ones of a chain's beginning.
   std::span<const std::uint32_t> tokens;
   std::string_view session_id;  ///< Session in the request that caused the event; may be empty.
   std::string_view lora_name;   ///< Empty for the base model.
   bool has_extra_keys = false;  ///< A block's hash covers more than tokens: images, salt, adapter.
+  std::uint32_t first_extras = 0;  ///< Extra keys of the first block.
+  std::string_view first_extra{};  ///< The only one, if it is a text; kept with head_tokens.
 };
 
 /// Reasons for which an event is skipped while its batch is used.
@@ -127,6 +130,9 @@ class KvEventDecoder {
     std::size_t max_hashes = 65'536;  ///< Hashes in one event; longer ones are skipped and counted.
     Dialect dialect = Dialect::kVllm;
     bool keep_tokens = false;  ///< Domains with a translation need them; others skip them.
+    /// Without keep_tokens: so many tokens are kept of a kStored that begins a chain. They tell how
+    /// the engine hashes.
+    std::uint32_t head_tokens = 0;
   };
 
   KvEventDecoder() : KvEventDecoder(Options{}) {}

@@ -94,6 +94,14 @@ std::optional<std::string> text_of(const Json& object, const char* name) {
   return found->get<std::string>();
 }
 
+// A number that fits 32 bits; 0 for anything else.
+std::uint64_t whole_of(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_number_unsigned()) return 0;
+  const auto value = found->get<std::uint64_t>();
+  return value <= UINT32_MAX ? value : 0;
+}
+
 Result<std::optional<EventAddress>> source_of(const std::string& rank_text, const Json& source,
                                               std::string_view engine_host) {
   EventAddress address;
@@ -150,6 +158,58 @@ Result<std::vector<EventAddress>> parse_kv_event_sources(std::string_view text,
     if (address) addresses.push_back(std::move(*address));
   }
   std::ranges::sort(addresses, {}, &EventAddress::rank);
+  return addresses;
+}
+
+Result<std::vector<EventAddress>> parse_server_info(std::string_view text,
+                                                    std::string_view engine_host) {
+  if (engine_host.empty()) {
+    return fail(Errc::kInvalidArgument, "GET /server_info: the engine's host is empty");
+  }
+  if (text.size() > kMaxServerInfoText) {
+    return fail(Errc::kCorrupt, "GET /server_info: {} bytes, more than {}", text.size(),
+                kMaxServerInfoText);
+  }
+  // The rest is large, and is not kept.
+  const auto only_events = [](int depth, Json::parse_event_t event, Json& value) {
+    if (depth != 1 || event != Json::parse_event_t::key) return true;
+    return value == "kv_events" || value == "enable_session_radix_cache";
+  };
+  const Json info = Json::parse(text, only_events, false);
+  if (!info.is_object()) return fail(Errc::kCorrupt, "GET /server_info: no JSON object");
+  const auto found = info.find("kv_events");
+  if (found == info.end() || !found->is_object()) return std::vector<EventAddress>();
+  if (text_of(*found, "publisher").value_or("") != "zmq") return std::vector<EventAddress>();
+  const std::uint64_t port = whole_of(*found, "endpoint_port_base");
+  const std::uint64_t replay = whole_of(*found, "replay_endpoint_port_base");
+  const std::uint64_t ranks = whole_of(*found, "dp_size");
+  if (port == 0 || ranks == 0 || ranks > kMaxRanks) {
+    return fail(Errc::kCorrupt, "GET /server_info: kv_events has the port {} and {} ranks", port,
+                ranks);
+  }
+  std::string host = text_of(*found, "endpoint_host").value_or("*");
+  if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
+  // With this option an id opens a session, which its client has to close.
+  const auto sessions = info.find("enable_session_radix_cache");
+  const bool opens_sessions = sessions != info.end() && *sessions == true;
+  std::vector<EventAddress> addresses;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    const auto at = [&](std::uint64_t base) {
+      return address_of(fmt::format("tcp://{}:{}", host, base + rank), engine_host, rank);
+    };
+    EventAddress& address = addresses.emplace_back(
+        EventAddress{.rank = rank,
+                     .endpoint = {},
+                     .replay_endpoint = {},
+                     .topic = text_of(*found, "topic").value_or(""),
+                     .block_size = static_cast<std::uint32_t>(whole_of(*found, "block_size")),
+                     .dialect = Dialect::kSglang,
+                     .wants_body_session = !opens_sessions});
+    PEGA_TRY_LET(address.endpoint, at(port));
+    if (replay != 0) {
+      PEGA_TRY_LET(address.replay_endpoint, at(replay));
+    }
+  }
   return addresses;
 }
 

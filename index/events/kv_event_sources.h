@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Addresses of an engine's event streams, as `GET /kv_event_sources` of vLLM returns them.
+/// Addresses of an engine's event streams, as `GET /kv_event_sources` of vLLM or `GET /server_info`
+/// of SGLang returns them.
 
 #include <cstdint>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "index/events/kv_event.h"
 
 namespace pegaflow::index {
 
@@ -18,6 +20,9 @@ struct EventAddress {
   std::string replay_endpoint;   ///< Empty: the engine replays nothing.
   std::string topic;             ///< Prefix to subscribe to; empty is everything.
   std::uint32_t block_size = 0;  ///< Tokens; 0 when the engine does not name it.
+  Dialect dialect = Dialect::kVllm;
+  /// The engine repeats a session id of a request's body only, and not of its head.
+  bool wants_body_session = false;
 
   bool operator==(const EventAddress&) const = default;
 };
@@ -36,6 +41,14 @@ inline constexpr std::size_t kMaxRanks = 1024;
 /// rank and the value; kRefused for an endpoint of another host or with port 0.
 Result<std::vector<EventAddress>> parse_kv_event_sources(std::string_view text,
                                                          std::string_view engine_host);
+
+inline constexpr std::size_t kMaxServerInfoText = std::size_t{4} << 20U;  ///< Bytes.
+
+/// The same from the answer of SGLang, whose member `kv_events` names the first of consecutive
+/// ports; the streams have Dialect::kSglang. An empty list: it publishes no events, or is another
+/// engine. `engine_host` and the errors are those of parse_kv_event_sources().
+Result<std::vector<EventAddress>> parse_server_info(std::string_view text,
+                                                    std::string_view engine_host);
 
 /// Checks an endpoint that a user configured: `tcp://HOST:PORT` or `ipc://PATH`.
 /// Errors: kInvalidArgument with the endpoint and the expected form.

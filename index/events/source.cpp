@@ -361,6 +361,34 @@ void Source::restart(const std::string& cause, TimePoint now) {
   resync(cause, now);
 }
 
+std::optional<Source::Position> Source::position() const {
+  const Stamp* const stamp = last_ ? stamp_of(*last_) : nullptr;
+  if (!gives_credit() || stamp == nullptr) return std::nullopt;
+  return Position{.sequence = stamp->sequence,
+                  .timestamp = stamp->timestamp,
+                  .bytes = stamp->bytes,
+                  .is_exact = trust_ == Trust::kExact};
+}
+
+bool Source::resume(const Position& place, TimePoint now) {
+  if (trust_ != Trust::kPartial || !options_.can_replay || !last_ || replay_) return false;
+  const Stamp stamp{place.sequence, place.timestamp, static_cast<std::size_t>(place.bytes)};
+  if (const Stamp* const own = stamp_of(place.sequence); own != nullptr && *own != stamp) {
+    return false;
+  }
+  const std::string reason =
+      fmt::format("continued from another router's snapshot at batch {}", place.sequence);
+  forget(reason);
+  last_ = place.sequence;
+  stamps_.assign(kStamps, Stamp{});
+  stamps_[place.sequence % kStamps] = stamp;
+  truncated_.clear();
+  answers_.reset();
+  set_trust(place.is_exact ? Trust::kExact : Trust::kPartial, reason);
+  begin_replay(Purpose::kIdentity, place.sequence, now);
+  return true;
+}
+
 // Forgets everything and begins anew.
 void Source::resync(const std::string& cause, TimePoint now) {
   distrust_ = Distrust::kNone;

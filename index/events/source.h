@@ -111,6 +111,14 @@ class Source {
     std::uint64_t resyncs = 0;       ///< After wrong predictions.
   };
 
+  /// A place in the stream, from which another process can continue.
+  struct Position {
+    std::uint64_t sequence = 0;  ///< Number of the last applied batch.
+    double timestamp = 0;        ///< Time in that batch.
+    std::uint64_t bytes = 0;     ///< Size of its payload.
+    bool is_exact = false;       ///< The state there was kExact, not kPartial.
+  };
+
   Source() : Source(Options{}) {}
   explicit Source(const Options& options);
 
@@ -138,6 +146,12 @@ class Source {
   /// in tokens.
   void answered(std::uint64_t prompt, std::uint64_t predicted, std::uint64_t reported,
                 TimePoint now);
+  /// Continues from the place of another process that knows more. What is known here is forgotten,
+  /// and the owner then stores the blocks that were known there. The batches behind the place are
+  /// replayed; if the engine no longer has them, everything begins anew.
+  /// False, without effect, unless the history here is incomplete, all that came is applied, the
+  /// engine can replay, and nothing shows that the place is of another process.
+  bool resume(const Position& place, TimePoint now);
   /// Timeouts. Call it each second, and at next_deadline().
   void tick(TimePoint now);
   /// The engine left the fleet: forget, and ignore everything that follows.
@@ -164,6 +178,8 @@ class Source {
   [[nodiscard]] std::size_t held_batches() const noexcept { return held_.size(); }
   [[nodiscard]] std::size_t held_bytes() const noexcept { return held_bytes_; }
   [[nodiscard]] std::uint32_t block_size() const noexcept { return options_.block_size; }
+  /// The place of the last applied batch; nullopt without one, or without credit.
+  [[nodiscard]] std::optional<Position> position() const;
   /// Sequence number of the last applied batch.
   [[nodiscard]] std::optional<std::uint64_t> last() const noexcept { return last_; }
 

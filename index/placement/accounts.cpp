@@ -6,6 +6,14 @@
 
 namespace pegaflow::index {
 
+namespace {
+
+/// Seconds by which records of other routers may be late: of requests that were placed within this
+/// time, the engine may have received either one first.
+constexpr double kUncertainOrder = 0.1;
+
+}  // namespace
+
 Accounts::Accounts(const Options& options) : options_(options) {
   entries_.resize(options.max_requests);
   for (std::uint32_t i = 0; i < options.max_requests; ++i) {
@@ -121,6 +129,16 @@ void Accounts::leave_queue(std::uint32_t index, double now) {
   predict(request.engine);
 }
 
+bool Accounts::is_next(std::uint32_t index) const {
+  const Request& request = entries_[index].request;
+  for (std::uint32_t i = entries_[index].next; i != kNone; i = entries_[i].next) {
+    const Request& behind = entries_[i].request;
+    if (behind.placed - request.placed > kUncertainOrder) return true;
+    if (behind.router != request.router) return false;
+  }
+  return true;
+}
+
 std::optional<Accounts::Served> Accounts::first_token(RouterId router, std::uint64_t id,
                                                       double now) {
   const std::uint32_t index = lookup(router, id);
@@ -131,7 +149,7 @@ std::optional<Accounts::Served> Accounts::first_token(RouterId router, std::uint
                       .seconds = now - std::max({queue.began, request.ready, request.placed}),
                       .predicted = request.first - request.placed,
                       .measured = now - request.placed,
-                      .in_order = queue.head == index};
+                      .in_order = queue.head == index && is_next(index)};
   leave_queue(index, now);
   // The engine computes one prefill at a time: whatever is next, it began with it now. Other
   // routers' records come late, so the order here need not be the engine's.
@@ -140,6 +158,19 @@ std::optional<Accounts::Served> Accounts::first_token(RouterId router, std::uint
   request.decodes = true;
   ++share(request.router, request.engine).decodes;
   return served;
+}
+
+void Accounts::set_work(RouterId router, std::uint64_t id, std::uint32_t uncached_tokens,
+                        double prefill) {
+  const std::uint32_t index = lookup(router, id);
+  if (index == kNone || entries_[index].request.decodes) return;
+  Request& request = entries_[index].request;
+  Share& of_router = share(router, request.engine);
+  of_router.tokens += uncached_tokens;
+  of_router.tokens -= request.uncached_tokens;
+  request.uncached_tokens = uncached_tokens;
+  request.prefill = prefill;
+  predict(request.engine);
 }
 
 void Accounts::remove(std::uint32_t index, double now) {

@@ -58,6 +58,8 @@ class Accounts {
   };
   /// Moves a request from the queue to the decodes. No value: unknown, or it decodes already.
   std::optional<Served> first_token(RouterId router, std::uint64_t id, double now);
+  /// Changes what a request in the queue has to compute. Others are left as they are.
+  void set_work(RouterId router, std::uint64_t id, std::uint32_t uncached_tokens, double prefill);
   /// Ends a request and returns it. No value: unknown.
   std::optional<Request> end(RouterId router, std::uint64_t id, double now);
   /// The request, until the next call that changes the account; null when it is unknown. Only
@@ -112,6 +114,9 @@ class Accounts {
 
   [[nodiscard]] std::size_t home(RouterId router, std::uint64_t id) const noexcept;
   [[nodiscard]] std::uint32_t lookup(RouterId router, std::uint64_t id) const noexcept;
+  /// Whether the engine must have computed this request before those behind it. One of another
+  /// router that was placed at nearly the same time may have arrived there first.
+  [[nodiscard]] bool is_next(std::uint32_t index) const;
   void unlink_place(std::uint32_t index) noexcept;
   void remove(std::uint32_t index, double now);
   void leave_queue(std::uint32_t index, double now);

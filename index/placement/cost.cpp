@@ -10,12 +10,21 @@ namespace pegaflow::index {
 namespace {
 
 /// A report of an engine older than this corrects nothing.
-constexpr double kReportLifetime = 5;
+constexpr double kReportLifetime = 10;
 /// `delay` assumes at least so much idle time: its formula has a pole at a full fleet.
 constexpr double kLeastIdle = 0.2;
 /// Seconds that `room` reaches when the KV memory is full, as a multiple of the prefill: a
 /// preempted request is computed again, and so is the one that it displaced.
 constexpr double kFullRoom = 4;
+/// A learned rate counts fully for so many seconds, and then fades with this time constant.
+constexpr double kRateFresh = 10;
+constexpr double kRateFades = 30;
+/// Samples without which a rate is not compared with others.
+constexpr std::uint64_t kRateSamples = 4;
+
+bool is_fresh(const PlacementState::Engine& engine, double now) {
+  return engine.load_at >= 0 && now - engine.load_at < kReportLifetime;
+}
 
 }  // namespace
 
@@ -31,12 +40,39 @@ LinkRate PlacementState::link(NodeId from, NodeId to) const noexcept {
 PlacementState::Shared PlacementState::shared(const PlacementRequest& request,
                                               double now) const noexcept {
   const double count = std::max(1U, engine_count);
-  return {.tokens = static_cast<double>(request.prompt_tokens),
-          .block_tokens = static_cast<double>(request.block_tokens),
-          .block_bytes = request.block_tokens * options.bytes_per_token,
-          .inflow = inflow.per_second(now) / count,
-          .arrivals = arrivals.per_second(now) / count,
-          .idle = std::max(kLeastIdle, 1 - work.per_second(now) / count)};
+  Shared made{.tokens = static_cast<double>(request.prompt_tokens),
+              .block_tokens = static_cast<double>(request.block_tokens),
+              .block_bytes = request.block_tokens * options.bytes_per_token,
+              .inflow = inflow.per_second(now) / count,
+              .arrivals = arrivals.per_second(now) / count,
+              .idle = std::max(kLeastIdle, 1 - work.per_second(now) / count)};
+  for (const Candidate& candidate : request.candidates) {
+    if (!has_engine(candidate.engine)) continue;
+    const Engine& engine = engines[candidate.engine];
+    if (engine.rate.samples() < kRateSamples || now - engine.rate_at > kRateFresh) continue;
+    ++made.busy;
+    made.busy_floor += engine.rate.floor_seconds();
+    made.busy_slope += 1 / engine.rate.tokens_per_second();
+  }
+  if (made.busy > 0) {
+    made.busy_floor /= made.busy;
+    made.busy_slope /= made.busy;
+  }
+  return made;
+}
+
+double PlacementState::prefill_seconds(EngineId id, double tokens, const Shared& request,
+                                       double now) const noexcept {
+  const Engine& engine = engines[id];
+  const double own = engine.rate.seconds(tokens);
+  const double age = now - engine.rate_at;
+  if (request.busy == 0 || engine.rate.samples() == 0 || age <= kRateFresh || tokens <= 0 ||
+      accounts.prefills(id) > 0) {
+    return own;
+  }
+  const double others = request.busy_floor + request.busy_slope * tokens;
+  if (others >= own) return own;
+  return others + (own - others) * std::exp((kRateFresh - age) / kRateFades);
 }
 
 void PlacementState::shorten(std::span<const PullSource> sources, double now) {
@@ -63,13 +99,12 @@ void PlacementState::shorten(std::span<const PullSource> sources, double now) {
 double PlacementState::queue(EngineId id, double now) const noexcept {
   const Engine& engine = engines[id];
   double wait = accounts.wait(id, now, engine.rate.tokens_per_second());
-  // Requests that no router of ours placed: the engine reports more in its queue than the account
-  // has.
-  const std::uint32_t known = accounts.prefills(id);
-  if (engine.load_at >= 0 && now - engine.load_at < kReportLifetime &&
-      engine.load.waiting > known) {
-    const double mean = known > 0 ? accounts.mean_prefill(id) : engine.rate.seconds(1024);
-    wait += (engine.load.waiting - known) * mean;
+  // Requests that no router of ours placed: the engine reported more in its queue than the account
+  // had then. It has computed since.
+  if (engine.strangers > 0 && is_fresh(engine, now)) {
+    const double mean =
+        accounts.prefills(id) > 0 ? accounts.mean_prefill(id) : engine.rate.seconds(1024);
+    wait += std::max(0.0, engine.strangers * mean - (now - engine.load_at));
   }
   return std::max(0.0, wait);
 }
@@ -81,9 +116,9 @@ double PlacementState::decode_share(EngineId id) const noexcept {
   return std::min(1.0, share);
 }
 
-double PlacementState::room(EngineId id, double prefill) const noexcept {
+double PlacementState::room(EngineId id, double prefill, double now) const noexcept {
   const Engine& engine = engines[id];
-  if (engine.load_at < 0 || engine.load.kv_use <= options.room_from) return 0;
+  if (!is_fresh(engine, now) || engine.load.kv_use <= options.room_from) return 0;
   const double over = (engine.load.kv_use - options.room_from) / (1 - options.room_from);
   return kFullRoom * over * over * std::max(prefill, engine.rate.seconds(1024));
 }
@@ -115,13 +150,13 @@ Terms PlacementState::terms(const Candidate& candidate, const Shared& request, d
     terms.uncached_tokens = static_cast<std::uint32_t>(uncached);
     terms.pull_bytes = static_cast<std::uint64_t>(pull_bytes);
     terms.fetch = fetch;
-    terms.prefill = engine.rate.seconds(uncached);
+    terms.prefill = prefill_seconds(candidate.engine, uncached, request, now);
     // While this prefill is in the queue, `arrivals` requests a second come to wait for it; the
     // queue lasts longer than its work, because it grows meanwhile.
     terms.delay = options.delay_weight * request.arrivals * terms.prefill *
                   (terms.queue + terms.prefill / 2) / request.idle;
     terms.decode = options.decode_weight * share * terms.prefill;
-    terms.room = room(candidate.engine, terms.prefill);
+    terms.room = room(candidate.engine, terms.prefill, now);
     terms.cost = terms.first_token() + terms.delay + terms.decode + terms.space + terms.room;
     return terms;
   };

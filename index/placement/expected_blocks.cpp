@@ -10,6 +10,11 @@ namespace {
 
 constexpr std::size_t kLeastBlocks = 1024;
 constexpr std::size_t kMostBlocks = std::size_t{1} << 26;
+/// The first blocks have a cell each: many prompts share a beginning that is shorter than a stride.
+constexpr std::size_t kDense = 16;
+
+/// The place behind `i` that has a cell, counted from 1.
+std::size_t after(std::size_t i, std::size_t stride) { return i < kDense ? i + 1 : i + stride; }
 
 /// 0 marks an empty cell.
 std::uint64_t stored_form(std::uint64_t key) { return key == 0 ? 1 : key; }
@@ -77,7 +82,7 @@ void ExpectedBlocks::placed(EngineId engine, std::span<const std::uint64_t> chai
     if (now - current_.began >= 2 * options_.lifetime) turn(now);
     turn(now);
   }
-  for (std::size_t i = options_.stride; i < chain.size(); i += options_.stride) add(i - 1);
+  for (std::size_t i = 1; i < chain.size(); i = after(i, options_.stride)) add(i - 1);
   add(chain.size() - 1);
 }
 
@@ -111,13 +116,15 @@ void ExpectedBlocks::match(std::span<const std::uint64_t> chain, TimePoint now,
       return cell.key != 0;
     };
     // A cell implies those before it, of the same generation: a prompt is placed from its root.
-    std::size_t i = options_.stride;
-    while (i <= chain.size() && look(i - 1)) i += options_.stride;
+    std::size_t before = 0;
+    std::size_t i = 1;
+    while (i <= chain.size() && look(i - 1)) {
+      before = i;
+      i = after(i, options_.stride);
+    }
     // The end of a prompt has a cell wherever it is; look for it within one stride.
     const std::size_t end = std::min(i, chain.size() + 1);
-    for (std::size_t last = i - options_.stride + 1; last < end; ++last) {
-      if (last > 0) look(last - 1);
-    }
+    for (std::size_t last = before + 1; last < end; ++last) look(last - 1);
   }
 }
 

@@ -25,8 +25,8 @@ class ExpectedBlocks {
  public:
   struct Options {
     std::size_t max_blocks = 1U << 17;  ///< Cells of each generation; 1,024 to 2^26.
-    /// A prompt has a cell for each stride-th block and for its last one; 8 blocks of 16 tokens are
-    /// fine enough.
+    /// A prompt has cells for its first 16 blocks, which others may share, for each stride-th one
+    /// behind them, and for its last one; 8 blocks of 16 tokens are fine enough.
     std::size_t stride = 8;
     Duration lifetime = std::chrono::seconds(60);  ///< Above the longest wait of a request.
   };

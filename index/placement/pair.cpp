@@ -52,6 +52,29 @@ PairDecision PlacementState::cost_of_pair(const Terms& from, const Terms& to,
   return made;
 }
 
+std::optional<PairDecision> PlacementState::partner_of(EngineId from,
+                                                       const PlacementRequest& decode) {
+  Terms source;
+  source.engine = from;
+  PairDecision best;
+  best.cost = kInfinity;
+  for (const Terms& terms : partners) {
+    best.cost = std::min(best.cost, cost_of_pair(source, terms, decode).cost);
+  }
+  if (best.cost == kInfinity) return std::nullopt;
+  const double band = std::max(options.band_seconds, options.band_share * best.cost);
+  const double most = best.cost + band;
+  std::uint64_t equals = 0;
+  for (const Terms& terms : partners) {
+    const PairDecision made = cost_of_pair(source, terms, decode);
+    // Each of the near-equals is kept with the same chance.
+    if (made.cost <= most && draw.below(++equals) == 0) best = made;
+  }
+  best.alone_cost = kInfinity;
+  best.pairs = static_cast<std::uint32_t>(partners.size());
+  return best;
+}
+
 PairDecision PlacementState::pair(const PlacementRequest& decode) {
   double alone_cost = kInfinity;
   Terms alone;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "index/placement/state.h"
@@ -45,6 +46,7 @@ PlacementState::PlacementState(const PlacementOptions& its_options)
       accounts({.max_engines = its_options.max_engines,
                 .max_requests = its_options.max_requests,
                 .max_routers = its_options.max_routers}),
+      turns(its_options.max_routers),
       engines(its_options.max_engines),
       nodes(its_options.max_nodes),
       links(std::size_t{its_options.max_nodes} * its_options.max_nodes) {
@@ -146,6 +148,8 @@ void Placement::set_load(EngineId engine, const EngineLoad& load, TimePoint now)
   state_->engines[engine].load = load;
   state_->engines[engine].load.kv_use = std::clamp(load.kv_use, 0.0, 1.0);
   state_->engines[engine].load_at = seconds_of(now);
+  const std::uint32_t known = state_->accounts.prefills(engine);
+  state_->engines[engine].strangers = load.waiting - std::min(load.waiting, known);
 }
 
 // ---- decisions
@@ -222,6 +226,21 @@ Result<PairDecision> Placement::choose_pair(const PlacementRequest& prefill,
   return state.pair(decode);
 }
 
+Result<PairDecision> Placement::choose_decode(EngineId from, const PlacementRequest& decode,
+                                              TimePoint now) {
+  PlacementState& state = *state_;
+  PEGA_TRY(state.check(decode));
+  state.price(decode, seconds_of(now));
+  std::swap(state.candidates, state.partners);
+  const auto made = state.has_engine(from) ? state.partner_of(from, decode) : std::nullopt;
+  if (!made) {
+    return fail(Errc::kInvalidArgument, "placement: engine {} or all of {} candidates have no node",
+                from, decode.candidates.size());
+  }
+  ++state.counts.decisions;
+  return *made;
+}
+
 // ---- accounts
 
 Result<void> PlacementState::record(const PlacementRecord& record, std::uint32_t predicted_cached,
@@ -296,11 +315,25 @@ bool Placement::first_token(std::uint64_t id, TimePoint now) {
   const auto served = state_->accounts.first_token(0, id, seconds_of(now));
   if (!served) return false;
   state_->accounts.find(0, id)->expires = seconds_of(now) + kOpenSeconds;
-  if (served->in_order) engine.rate.add(served->uncached_tokens, served->seconds);
+  if (served->in_order) {
+    engine.rate.add(served->uncached_tokens, served->seconds);
+    engine.rate_at = seconds_of(now);
+  }
   if (engine.rate.samples() > kLearningSamples) {
     engine.error.add_time(served->predicted, served->measured);
   }
   return true;
+}
+
+void Placement::lost(std::uint64_t id, std::uint32_t tokens) {
+  const Accounts::Request* const request = state_->accounts.find(0, id);
+  if (request == nullptr) return;
+  const std::uint32_t uncached =
+      request->uncached_tokens +
+      std::min(tokens,
+               request->prompt_tokens - std::min(request->prompt_tokens, request->uncached_tokens));
+  state_->accounts.set_work(0, id, uncached,
+                            state_->engines[request->engine].rate.seconds(uncached));
 }
 
 bool Placement::done(std::uint64_t id, TimePoint now) {
@@ -319,6 +352,7 @@ void Placement::apply(const PlacementRecord& record, TimePoint now) {
   const double at = seconds_of(now);
   switch (record.stage) {
     case Stage::kPlaced:
+      state_->turns.placed(record.router, at);
       // A full account or a repeated record changes nothing: heartbeats carry the sums.
       if (state_->has_engine(record.engine) && !state_->record(record, 0, at)) {
         ++state_->counts.uncounted;
@@ -338,6 +372,26 @@ void Placement::apply(const PlacementRecord& record, TimePoint now) {
 void Placement::apply(const EngineSums& sums, TimePoint now) {
   if (sums.router == 0 || !state_->has_engine(sums.engine)) return;
   if (state_->accounts.heal(sums, seconds_of(now))) ++state_->counts.healed;
+}
+
+void Placement::set_routers_before(std::span<const RouterId> routers) {
+  state_->turns.set_before(routers);
+}
+
+bool Placement::is_turn(TimePoint arrived) const {
+  return state_->turns.is_next(seconds_of(arrived));
+}
+
+Duration Placement::turn_limit(const PlacementRequest& request) const {
+  double least = std::numeric_limits<double>::infinity();
+  for (const Candidate& candidate : request.candidates) {
+    if (!state_->has_engine(candidate.engine)) continue;
+    const double cached = static_cast<double>(candidate.local_blocks) * request.block_tokens;
+    const double uncached = std::max(1.0, request.prompt_tokens - cached);
+    least = std::min(least, state_->engines[candidate.engine].rate.seconds(uncached));
+  }
+  const double seconds = state_->turns.limit(std::isfinite(least) ? least : 0);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
 void Placement::forget_router(RouterId router, TimePoint now) {

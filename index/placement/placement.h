@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -72,6 +73,12 @@ class Placement {
   Result<PairDecision> choose_pair(const PlacementRequest& prefill, const PlacementRequest& decode,
                                    TimePoint now);
 
+  /// Chooses the decode engine for a prompt that the prefill engine `from` has computed: by the
+  /// transfer and the load, at random among near-equals. Of the decision `decode`, `transfer`,
+  /// `cost` and `pairs` are set.
+  /// Errors: as choose(), and kInvalidArgument when `from` or all candidates have no node.
+  Result<PairDecision> choose_decode(EngineId from, const PlacementRequest& decode, TimePoint now);
+
   // ---- accounts
 
   /// Records that the request `id` goes where `terms` says, and returns the record for the other
@@ -82,6 +89,9 @@ class Placement {
   /// The first token came: the prefill leaves the queue, and its engine's rate learns from it.
   /// Unknown ids (timed out) are no error; false for them.
   bool first_token(std::uint64_t id, TimePoint now);
+  /// Its engine evicted so many tokens that the request was to reuse, before it began with it: it
+  /// computes them too. Unknown ids, and those with a first token, are no error.
+  void lost(std::uint64_t id, std::uint32_t tokens);
   /// The request ended, in whatever way. A request that ends before its first token teaches
   /// nothing.
   bool done(std::uint64_t id, TimePoint now);
@@ -92,6 +102,14 @@ class Placement {
   void apply(const PlacementRecord& record, TimePoint now);
   /// A heartbeat of another router: replaces its sums for the engine.
   void apply(const EngineSums& sums, TimePoint now);
+  /// The live routers that choose before this one when requests reach several of them at one
+  /// instant; see Turns.
+  void set_routers_before(std::span<const RouterId> routers);
+  /// Whether the choice for a request that arrived at this time need not wait for their records.
+  [[nodiscard]] bool is_turn(TimePoint arrived) const;
+  /// The time for which it waits for them at most: a share of the least time in which a candidate
+  /// computes the prompt.
+  [[nodiscard]] Duration turn_limit(const PlacementRequest& request) const;
   /// Forgets another router, as when its heartbeats stop.
   void forget_router(RouterId router, TimePoint now);
   /// This router's own sums for an engine, for its heartbeat.

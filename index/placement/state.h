@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "base/error.h"
 #include "index/placement/accounts.h"
 #include "index/placement/decision.h"
+#include "index/placement/turns.h"
 
 namespace pegaflow::index {
 
@@ -59,10 +61,12 @@ struct PlacementState {
     bool used = false;
     EngineSetup setup{};
     PrefillRate rate;
+    double rate_at = 0;  ///< Time of its last sample.
     PredictionError error;
     EngineLoad load{};
     double load_at = -1;
-    RecentRate inflow;  ///< Tokens that were new to its caches.
+    std::uint32_t strangers = 0;  ///< Requests in its queue that no router of ours had placed.
+    RecentRate inflow;            ///< Tokens that were new to its caches.
   };
   struct Node {
     bool used = false;
@@ -84,6 +88,10 @@ struct PlacementState {
     double inflow = 0;    ///< New tokens a second, the mean of the engines.
     double arrivals = 0;  ///< Requests a second and engine.
     double idle = 1;      ///< Share of the fleet's time without prefill.
+    // Of the engines that have computed just now: 0 when there are none.
+    std::uint32_t busy = 0;
+    double busy_floor = 0;  ///< Mean floor of their prefills, in seconds.
+    double busy_slope = 0;  ///< Mean seconds for a token.
   };
 
   [[nodiscard]] bool has_engine(EngineId id) const noexcept {
@@ -104,12 +112,20 @@ struct PlacementState {
   /// Fills `candidates` with the terms of all candidates.
   void price(const PlacementRequest& request, double now);
 
+  /// The predicted computation of so many tokens. An idle engine that has not computed for a while
+  /// may have become as fast as the others are: it counts as slower the less, the older its rate
+  /// is. One with a prefill in its queue computes, and keeps its rate.
+  [[nodiscard]] double prefill_seconds(EngineId id, double tokens, const Shared& request,
+                                       double now) const noexcept;
   [[nodiscard]] double queue(EngineId id, double now) const noexcept;
   [[nodiscard]] double decode_share(EngineId id) const noexcept;
-  [[nodiscard]] double room(EngineId id, double prefill) const noexcept;
+  [[nodiscard]] double room(EngineId id, double prefill, double now) const noexcept;
   /// The best pair of the priced `candidates`, for the prompt, and `partners`, or the best of
   /// `partners` alone.
   [[nodiscard]] PairDecision pair(const PlacementRequest& decode);
+  /// One of `partners` for a prompt that `from` has computed; nullopt when no node is known.
+  [[nodiscard]] std::optional<PairDecision> partner_of(EngineId from,
+                                                       const PlacementRequest& decode);
   /// A pair with its cost, or infinity when its nodes are unknown.
   [[nodiscard]] PairDecision cost_of_pair(const Terms& from, const Terms& to,
                                           const PlacementRequest& decode) const;
@@ -122,6 +138,7 @@ struct PlacementState {
   PlacementOptions options;
   Draw draw;
   Accounts accounts;
+  Turns turns;
   std::vector<Engine> engines;
   std::vector<Node> nodes;
   std::vector<Link> links;  ///< From row to column.

@@ -1,5 +1,7 @@
 #include "index/token_keys/byte_writer.h"
 
+#include <array>
+#include <bit>
 #include <limits>
 
 namespace pegaflow::index {
@@ -21,6 +23,9 @@ constexpr std::uint8_t kTuple1 = 0x85;
 constexpr std::uint8_t kTuple = 't';
 constexpr std::uint8_t kBinGet = 'h';
 constexpr std::uint8_t kLongBinGet = 'j';
+
+static_assert(std::endian::native == std::endian::little,
+              "numbers are written as they lie in memory");
 
 constexpr std::size_t kFrameLengthAt = 3;
 constexpr std::size_t kFrameBegin = kFrameLengthAt + 8;
@@ -44,6 +49,18 @@ void CborWriter::head(std::uint8_t major, std::uint64_t value) {
   }
   out_.put(static_cast<std::uint8_t>(type | 27));
   out_.put_big(value, 8);
+}
+
+void CborWriter::numbers(std::span<const std::uint32_t> values) {
+  out_.put_words(values.size(), [values](std::size_t i, std::uint64_t& word) {
+    const std::uint32_t value = values[i];
+    const std::uint32_t step = (value >= 24) + (value > 0xFF) + (value > 0xFFFF);
+    const std::uint32_t bytes = step + (value > 0xFFFF);  // 0, 1, 2 or 4, behind the first one.
+    const std::uint64_t first = step == 0 ? value : 23 + step;
+    const std::uint64_t big_endian = __builtin_bswap32(value);
+    word = first | big_endian >> (32 - 8 * bytes) << 8U;
+    return std::size_t{1} + bytes;
+  });
 }
 
 void PickleWriter::begin() {
@@ -81,6 +98,22 @@ void PickleWriter::number(std::int64_t value) {
   out_.put(kLong1);
   out_.put(static_cast<std::uint8_t>(count));
   out_.put_little(static_cast<std::uint64_t>(value), count);
+}
+
+void PickleWriter::numbers(std::span<const std::uint32_t> values) {
+  constexpr std::array<std::uint8_t, 3> kOpcodes = {kBinInt1, kBinInt2, kBinInt};
+  std::uint32_t all = 0;
+  for (const std::uint32_t value : values) all |= value;
+  if (all > static_cast<std::uint32_t>(std::numeric_limits<std::int32_t>::max())) {
+    for (const std::uint32_t value : values) number(value);
+    return;
+  }
+  out_.put_words(values.size(), [values, &kOpcodes](std::size_t i, std::uint64_t& word) {
+    const std::uint64_t value = values[i];
+    const std::uint32_t step = (value > 0xFF) + (value > 0xFFFF);
+    word = kOpcodes[step] | value << 8U;
+    return std::size_t{1} + (std::size_t{1} << step);
+  });
 }
 
 void PickleWriter::bytes(std::span<const std::byte> data) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,21 @@ class ByteWriter {
   }
   void put_big(std::uint64_t value, std::size_t count) {
     for (std::size_t i = count; i-- > 0;) put(static_cast<std::uint8_t>(value >> (8 * i)));
+  }
+  /// Adds `count` items, each of at most 8 bytes: `item(i, word)` sets the item's bytes in the
+  /// order of memory and returns their number.
+  template <typename Item>
+  void put_words(std::size_t count, const Item& item) {
+    const std::size_t begin = bytes_.size();
+    bytes_.resize(begin + 8 * count);
+    std::uint8_t* at = bytes_.data() + begin;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint64_t word = 0;
+      const std::size_t size = item(i, word);
+      std::memcpy(at, &word, sizeof word);  // The next item overwrites what is too much.
+      at += size;
+    }
+    bytes_.resize(static_cast<std::size_t>(at - bytes_.data()));
   }
   /// Overwrites 8 bytes at `at`.
   void set_little64(std::size_t at, std::uint64_t value) {
@@ -52,6 +68,8 @@ class CborWriter {
     }
   }
   void unsigned_number(std::uint64_t value) { head(0, value); }
+  /// As many numbers; without a branch for each, which would be mispredicted.
+  void numbers(std::span<const std::uint32_t> values);
   void bytes(std::span<const std::byte> data) {
     head(2, data.size());
     out_.put(data);
@@ -80,6 +98,7 @@ class PickleWriter {
   void end();
   void null() { out_.put('N'); }
   void number(std::int64_t value);
+  void numbers(std::span<const std::uint32_t> values);
   /// At most 255 bytes.
   void bytes(std::span<const std::byte> data);
   /// Equal texts of more than one character are different objects.

@@ -1,6 +1,7 @@
 #include "index/token_keys/sha256.h"
 
 // The functions that replace these allocate for each hash, and take 20 % longer.
+// OpenSSL's name. NOLINTNEXTLINE(readability-identifier-naming)
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/sha.h>
 

@@ -106,7 +106,7 @@ BlockKey hash_block(Writer& out, const VllmHasher::Options& options,
   out.begin_tuple(3);
   out.bytes(parent);
   out.begin_tuple(block.tokens.size());
-  for (const std::uint32_t token : block.tokens) out.number(token);
+  out.numbers(block.tokens);
   out.end_tuple(block.tokens.size());
   write_extras(out, options.extras, block);
   out.end_tuple(3);

@@ -51,6 +51,7 @@ Outcome run_gpu(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
+Outcome run_pauses(int argc, const char* const* argv);
 Outcome run_place(int argc, const char* const* argv);
 Outcome run_net(int argc, const char* const* argv);
 Outcome run_disk(int argc, const char* const* argv);
@@ -59,6 +60,7 @@ Outcome run_ssd_reads(int argc, const char* const* argv);
 Outcome run_pull(int argc, const char* const* argv);
 Outcome run_keep(int argc, const char* const* argv);
 Outcome run_miss(int argc, const char* const* argv);
+Outcome run_directory(int argc, const char* const* argv);
 
 // Bodies of child processes; not shown in --help.
 Result<void> run_serve_echo(std::span<const char* const> arguments);

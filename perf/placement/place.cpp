@@ -33,6 +33,7 @@ struct Options {
   std::int64_t pool_blocks = 5000;
   std::int64_t routers = 1;
   bool alone = false;
+  bool at_once = false;
   Duration share_delay = std::chrono::microseconds(500);
   std::string share_loss = "0";
   Duration event_delay{};
@@ -92,6 +93,8 @@ void declare(OptionTable& table, Options& options) {
   table.integer("routers", options.routers, 1, 16,
                 "Routers that receive the requests in turns; PegaFlow's policy only.");
   table.flag("alone", options.alone, "Routers do not share their placements.");
+  table.flag("at-once", options.at_once,
+             "Routers that share their placements do not choose one after the other.");
   table.duration("share-delay", options.share_delay, Duration::zero(), std::chrono::seconds(10),
                  "Time until the other routers receive a placement.");
   table.text("share-loss", options.share_loss, "Share of placements that another router misses.");
@@ -111,6 +114,7 @@ Result<PlaceOptions> place_options(const Options& options) {
   place.hardware.link_bytes_per_second = static_cast<double>(options.link);
   place.routers.routers = static_cast<std::uint32_t>(options.routers);
   place.routers.shares = !options.alone;
+  place.routers.takes_turns = !options.at_once;
   place.routers.share_delay = seconds(options.share_delay);
   place.routers.event_delay = seconds(options.event_delay);
   PEGA_TRY_LET(place.routers.share_loss, number("share-loss", options.share_loss, 0, 1));

@@ -25,6 +25,10 @@ Result<std::unique_ptr<SimFleet>> SimFleet::create(std::size_t nodes, const SimH
                                                  .bytes_per_token = hardware.bytes_per_token,
                                                  .delay_weight = options.delay_weight,
                                                  .space_weight = options.space_weight}));
+    // A router is 0 to itself and its place plus one to the others.
+    std::vector<index::RouterId> before;
+    for (std::uint32_t j = 0; j < i; ++j) before.push_back(static_cast<index::RouterId>(j + 1));
+    if (options.shares && options.takes_turns) router->placement().set_routers_before(before);
     fleet->routers_.push_back(std::move(router));
   }
   return fleet;
@@ -37,6 +41,10 @@ void SimFleet::send(std::uint32_t sender, Message message, double now) {
   // A router is 0 to itself and its place plus one to the others.
   message.record.router = message.sums.router = static_cast<index::RouterId>(sender + 1);
   messages_.push_back(message);
+}
+
+double SimFleet::wait(std::uint64_t id, const PlaceRequest& request, double now) {
+  return routers_[id % routers_.size()]->turn(request, now);
 }
 
 SimChoice SimFleet::choose(std::uint64_t id, const PlaceRequest& request,

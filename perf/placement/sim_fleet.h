@@ -15,6 +15,7 @@ namespace pegaflow::perf {
 struct SimRouters {
   std::uint32_t routers = 1;    ///< Requests reach them in turns.
   bool shares = true;           ///< They exchange their placements.
+  bool takes_turns = true;      ///< If they share, they choose one after the other.
   double share_delay = 0.0005;  ///< Seconds.
   double share_loss = 0;        ///< Share of records that are lost, each receiver for itself.
   double event_delay = 0;       ///< Seconds until the routers see what a node stored or evicted.
@@ -33,6 +34,7 @@ class SimFleet final : public SimPolicy {
   static Result<std::unique_ptr<SimFleet>> create(std::size_t nodes, const SimHardware& hardware,
                                                   const SimRouters& options);
 
+  double wait(std::uint64_t id, const PlaceRequest& request, double now) override;
   SimChoice choose(std::uint64_t id, const PlaceRequest& request, std::vector<SimNode>& nodes,
                    double now) override;
   void first_token(std::uint64_t id, const PlaceRequest& request, std::uint32_t node,

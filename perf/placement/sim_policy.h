@@ -28,6 +28,11 @@ class SimPolicy {
   SimPolicy(const SimPolicy&) = delete;
   SimPolicy& operator=(const SimPolicy&) = delete;
 
+  /// Seconds for which the choice for the request waits, unless something happens before; 0: it is
+  /// made now.
+  virtual double wait(std::uint64_t /*id*/, const PlaceRequest& /*request*/, double /*now*/) {
+    return 0;
+  }
   /// Chooses for the request number `id`.
   virtual SimChoice choose(std::uint64_t id, const PlaceRequest& request,
                            std::vector<SimNode>& nodes, double now) = 0;

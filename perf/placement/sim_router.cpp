@@ -85,7 +85,7 @@ SimRouter::SimRouter(std::unique_ptr<index::Placement> placement, std::unique_pt
 
 SimRouter::~SimRouter() = default;
 
-SimRouter::Choice SimRouter::choose(std::uint64_t id, const PlaceRequest& request, double now) {
+index::PlacementRequest SimRouter::look_up(const PlaceRequest& request, double now) {
   state_->index->match(request.chain, state_->match);
   std::fill(state_->placed_blocks.begin(), state_->placed_blocks.end(), 0);
   state_->placed.match(request.chain, time_point(now), state_->placed_blocks);
@@ -103,12 +103,21 @@ SimRouter::Choice SimRouter::choose(std::uint64_t id, const PlaceRequest& reques
         std::max(state_->match.pool(state_->pools[i]), state_->computed_blocks[i]);
     if (pool > 0) state_->sources.push_back({.node = i, .blocks = pool});
   }
+  return {.prompt_tokens = request.input_tokens,
+          .block_tokens = kTraceBlockTokens,
+          .candidates = state_->candidates,
+          .sources = state_->sources};
+}
+
+double SimRouter::turn(const PlaceRequest& request, double now) {
+  if (placement_->is_turn(time_point(request.at))) return 0;
+  const Duration limit = placement_->turn_limit(look_up(request, now));
+  return std::max(0.0, request.at + std::chrono::duration<double>(limit).count() - now);
+}
+
+SimRouter::Choice SimRouter::choose(std::uint64_t id, const PlaceRequest& request, double now) {
   const Result<index::Decision> decision =
-      placement_->choose({.prompt_tokens = request.input_tokens,
-                          .block_tokens = kTraceBlockTokens,
-                          .candidates = state_->candidates,
-                          .sources = state_->sources},
-                         time_point(now));
+      placement_->choose(look_up(request, now), time_point(now));
   PEGA_ASSERT(decision.has_value(), "{}", decision.error().detail);
   const index::Terms& best = decision->best();
   Choice choice{.choice = {.node = best.engine, .predicted_blocks = best.reach_blocks},

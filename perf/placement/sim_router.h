@@ -25,6 +25,8 @@ class SimRouter {
   static Result<std::unique_ptr<SimRouter>> create(std::size_t nodes, const SimHardware& hardware,
                                                    const index::Placement::Options& options);
 
+  /// Seconds for which choose() should still wait; see Turns.
+  double turn(const PlaceRequest& request, double now);
   struct Choice {
     SimChoice choice;
     index::PlacementRecord record;
@@ -46,6 +48,8 @@ class SimRouter {
 
  private:
   struct State;
+  /// Reads the candidates and sources of the request.
+  index::PlacementRequest look_up(const PlaceRequest& request, double now);
   SimRouter(std::unique_ptr<index::Placement> placement, std::unique_ptr<State> state);
 
   std::unique_ptr<index::Placement> placement_;

@@ -11,7 +11,7 @@ namespace {
 
 /// An event after a request was placed.
 struct Later {
-  enum class Kind : std::uint8_t { kFirstToken, kDone, kTick };
+  enum class Kind : std::uint8_t { kChoose, kFirstToken, kDone, kTick };
   double at = 0;
   std::uint64_t order = 0;  ///< Equal times keep the order in which they were planned.
   Kind kind = Kind::kTick;
@@ -20,6 +20,11 @@ struct Later {
     return at != other.at ? at > other.at : order > other.order;
   }
 };
+
+/// Requests wait less for their placement.
+constexpr double kLongestWait = 1;
+/// The policy is asked again after this time: a router learns at once when a record arrives.
+constexpr double kWaitStep = 0.00005;
 
 struct Placed {
   std::uint32_t node = 0;
@@ -41,9 +46,11 @@ class Simulation {
     if (requests_.empty()) return {};
     plan(requests_.front().at, Later::Kind::kTick, 0);
     for (std::uint64_t id = 0; id < requests_.size(); ++id) {
-      advance(requests_[id].at);
-      arrive(id);
+      const double at = requests_[id].at;
+      advance(at);
+      arrive(id, at);
     }
+    advance(requests_.back().at + kLongestWait);
     // Last events change no figure of the run.
     summarize();
     return std::move(result_);
@@ -58,9 +65,11 @@ class Simulation {
     while (!later_.empty() && later_.top().at <= until) {
       const Later next = later_.top();
       later_.pop();
+      policy_.advance(nodes_, next.at);
       if (next.kind == Later::Kind::kTick) {
-        policy_.advance(nodes_, next.at);
         plan(next.at + 0.25, Later::Kind::kTick, 0);
+      } else if (next.kind == Later::Kind::kChoose) {
+        arrive(next.id, next.at);
       } else {
         happen(next);
       }
@@ -88,15 +97,24 @@ class Simulation {
     plan(placed.served.done, Later::Kind::kDone, next.id);
   }
 
-  void arrive(std::uint64_t id) {
+  void arrive(std::uint64_t id, double now) {
+    const double wait = policy_.wait(id, requests_[id], now);
+    if (wait > 0) {
+      plan(now + std::min(wait, kWaitStep), Later::Kind::kChoose, id);
+    } else {
+      place(id, now);
+    }
+  }
+
+  void place(std::uint64_t id, double now) {
     const PlaceRequest& request = requests_[id];
-    const SimChoice choice = policy_.choose(id, request, nodes_, request.at);
+    const SimChoice choice = policy_.choose(id, request, nodes_, now);
     Placed& placed = placed_[id];
     placed.node = choice.node;
     SimNode* const source =
         choice.source < 0 ? nullptr : &nodes_[static_cast<std::size_t>(choice.source)];
     SimNode& node = nodes_[choice.node];
-    placed.served = node.serve(request, source, request.at, placed.changes);
+    placed.served = node.serve(request, source, now, placed.changes);
     ++node.waiting;
     node.waiting_tokens += placed.served.uncached_tokens;
     plan(placed.served.first_token, Later::Kind::kFirstToken, id);

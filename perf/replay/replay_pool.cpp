@@ -188,7 +188,7 @@ Result<void> ReplayPool::save(const Prompt& prompt, std::size_t first,
     depths.push_back(engine::sent_depth(static_cast<std::uint32_t>(i)));
   }
   PEGA_TRY_LET(const std::vector<std::uint32_t> slots,
-               save.time([&] { return client_->reserve(job, keys, 0, 0, depths); }));
+               save.time([&] { return client_->reserve(job, keys, 0, 0, depths, true); }));
   if (slots.size() != prompt.size() - first) {
     return fail(Errc::kInternal, "{} slots came for {} blocks", slots.size(),
                 prompt.size() - first);

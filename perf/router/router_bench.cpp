@@ -1,10 +1,12 @@
 // router_bench: the processes around a router that is measured; each is one subcommand.
 //
-//   router_bench engine                responds like an engine that needs no time
+//   router_bench engine [EVENTS_PORT]  responds like an engine that needs no time, and names the
+//                                      port where KV events about it are published
 //   router_bench relay ENGINE_PORT     a bare relay on Beast: the bound for the router
-//   router_bench load PORT CONNECTIONS REQUESTS BODY_BYTES PATH
+//   router_bench load PORT CONNECTIONS REQUESTS BODY_BYTES PATH [same|new|ids]
 //                                      sequential requests on each connection; prints one line of
-//                                      JSON with their times
+//                                      JSON with their times. All have one prompt, or one of their
+//                                      own, or one of token ids
 //   router_bench streams PORT COUNT    keeps COUNT streams open until standard input ends
 //
 // The first two print the port that they listen on. perf/router.py puts them together.
@@ -16,6 +18,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,21 +98,34 @@ asio::awaitable<std::size_t> read_message(tcp::socket& socket, std::string& buff
 
 // ---- an engine
 
-asio::awaitable<void> serve_engine(tcp::socket socket) {
+std::string whole_answer(std::string_view body) {
+  return fmt::format(
+      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+      body.size(), body);
+}
+
+asio::awaitable<void> serve_engine(tcp::socket socket, unsigned long events_port) {
   constexpr std::string_view kBegin =
       "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
   const std::string event =
       "data: {\"choices\":[{\"text\":\"" + std::string(160, 'x') + "\"}]}\n\n";
   const std::string chunk = fmt::format("{:x}\r\n{}\r\n", event.size(), event);
-  const std::string body = "{\"choices\":[{\"text\":\"" + std::string(160, 'x') + "\"}]}";
-  const std::string answer = fmt::format(
-      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-      body.size(), body);
+  const std::string answer =
+      whole_answer("{\"choices\":[{\"text\":\"" + std::string(160, 'x') + "\"}]}");
+  const std::string sources = whole_answer(
+      events_port == 0
+          ? std::string("{}")
+          : fmt::format(R"({{"0":{{"publisher":"zmq","endpoint":"tcp://*:{}"}}}})", events_port));
   std::string buffer;
   while (true) {
     const std::size_t head = co_await read_message(socket, buffer);
     const bool streams = buffer.find("\"stream\":true", head) != std::string::npos;
+    const bool asks_sources = buffer.starts_with("GET /kv_event_sources ");
     buffer = std::string();
+    if (asks_sources) {
+      co_await asio::async_write(socket, asio::buffer(sources), use_awaitable);
+      continue;
+    }
     if (!streams) {
       co_await asio::async_write(socket, asio::buffer(answer), use_awaitable);
       continue;
@@ -173,15 +189,20 @@ struct Load {
   std::size_t open = 0;
   std::vector<double> times_us;
   std::uint64_t failed = 0;
+  std::mt19937_64 draw{std::random_device{}()};
 };
 
-asio::awaitable<void> ask(unsigned long port, const std::string& request, Load& load) {
+/// Where a request has 16 digits of its own; 0: nowhere.
+asio::awaitable<void> ask(unsigned long port, const std::string& first, std::size_t digits,
+                          Load& load) {
+  std::string request = first;
   tcp::socket socket(co_await asio::this_coro::executor);
   co_await socket.async_connect(local(port), use_awaitable);
   socket.set_option(tcp::no_delay(true));
   std::string buffer;
   while (load.left > 0) {
     --load.left;
+    if (digits != 0) request.replace(digits, 16, fmt::format("{:016x}", load.draw()));
     const auto began = SteadyTime::now();
     co_await asio::async_write(socket, asio::buffer(request), use_awaitable);
     co_await read_message(socket, buffer);
@@ -199,19 +220,30 @@ std::string post(std::string_view path, const std::string& body) {
       path, body.size(), body);
 }
 
+/// A prompt of `bytes` as JSON: text, or token ids below 50,000.
+std::string prompt_of(std::size_t bytes, bool is_ids) {
+  if (!is_ids) return '"' + std::string(bytes, 'p') + '"';
+  std::string ids = "[1";
+  for (std::uint32_t i = 1; ids.size() < bytes; ++i) {
+    ids += fmt::format(",{}", i * 2654435761U % 50'000);
+  }
+  return ids + ']';
+}
+
 int run_load(unsigned long port, unsigned long connections, unsigned long requests,
-             unsigned long body_bytes, std::string_view path) {
+             unsigned long body_bytes, std::string_view path, std::string_view kind) {
   asio::io_context io(1);
   Load load;
   load.left = requests;
   load.times_us.reserve(requests);
-  const std::string body = "{\"model\":\"m\",\"max_tokens\":8,\"prompt\":\"" +
-                           std::string(body_bytes > 64 ? body_bytes - 44 : 20, 'p') + "\"}";
+  const std::string body = R"({"model":"m","max_tokens":8,"prompt":)" +
+                           prompt_of(body_bytes > 64 ? body_bytes - 44 : 20, kind == "ids") + "}";
   const std::string request = post(path, body);
+  const std::size_t digits = kind == "new" ? request.find("pppp") : 0;
   bool broke = false;
   const auto began = SteadyTime::now();
   for (unsigned long i = 0; i < connections; ++i) {
-    asio::co_spawn(io, ask(port, request, load),
+    asio::co_spawn(io, ask(port, request, digits, load),
                    [&](const std::exception_ptr& problem) { broke = broke || problem != nullptr; });
   }
   io.run();
@@ -284,8 +316,12 @@ int run(const std::vector<std::string_view>& words) {
     (void)::setrlimit(RLIMIT_NOFILE, &limit);
   }
   asio::io_context io(1);
-  if (words.size() == 1 && words[0] == "engine") {
-    asio::co_spawn(io, accept_all(serve_engine), ignore_end);
+  if ((words.size() == 1 || words.size() == 2) && words[0] == "engine") {
+    const unsigned long events = words.size() == 2 ? number(words[1]) : 0;
+    const auto serve = [events](tcp::socket socket) {
+      return serve_engine(std::move(socket), events);
+    };
+    asio::co_spawn(io, accept_all(serve), ignore_end);
     io.run();
     return 0;
   }
@@ -296,16 +332,17 @@ int run(const std::vector<std::string_view>& words) {
     io.run();
     return 0;
   }
-  if (words.size() == 6 && words[0] == "load") {
+  if ((words.size() == 6 || words.size() == 7) && words[0] == "load") {
     return run_load(number(words[1]), number(words[2]), number(words[3]), number(words[4]),
-                    words[5]);
+                    words[5], words.size() == 7 ? words[6] : "same");
   }
   if (words.size() == 3 && words[0] == "streams") {
     return run_streams(number(words[1]), number(words[2]));
   }
   std::fprintf(stderr,
-               "usage: router_bench engine | relay ENGINE_PORT |\n"
-               "       load PORT CONNECTIONS REQUESTS BODY_BYTES PATH | streams PORT COUNT\n");
+               "usage: router_bench engine [EVENTS_PORT] | relay ENGINE_PORT |\n"
+               "       load PORT CONNECTIONS REQUESTS BODY_BYTES PATH [same|new|ids] |\n"
+               "       streams PORT COUNT\n");
   return 2;
 }
 

@@ -1,11 +1,12 @@
 #include "perf/server/loopback_nodes.h"
 
 #include <chrono>
-#include <thread>
 
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "perf/lib/wait_until.h"
 
 namespace pegaflow::perf {
 
@@ -20,16 +21,14 @@ std::vector<std::string> loopback_addresses(std::size_t count) {
 
 Result<void> wait_until_ready(const harness::ServerProcess& server, const std::string& peer) {
   const std::string name = fmt::format("pegaflow_peer_ready{{peer=\"{}\"}}", peer);
-  const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  for (;;) {
-    PEGA_TRY_LET(const harness::ServerProcess::Metrics metrics, server.metrics());
-    const auto found = metrics.find(name);
-    if (found != metrics.end() && found->second == 1) return {};
-    if (std::chrono::steady_clock::now() > last) {
-      return fail(Errc::kTimeout, "a node did not connect to its peer {}", peer);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  return wait_until(
+      fmt::format("connected to the peer {}", peer),
+      [&]() -> Result<bool> {
+        PEGA_TRY_LET(const harness::ServerProcess::Metrics metrics, server.metrics());
+        const auto found = metrics.find(name);
+        return found != metrics.end() && found->second == 1;
+      },
+      std::chrono::seconds(30));
 }
 
 }  // namespace pegaflow::perf

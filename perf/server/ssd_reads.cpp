@@ -8,7 +8,6 @@
 #include <memory>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "perf/lib/command.h"
 #include "perf/lib/keys.h"
 #include "perf/lib/linked_engine.h"
+#include "perf/lib/wait_until.h"
 #include "transport/checksum.h"
 #include "transport/host/host_device.h"
 
@@ -30,7 +30,6 @@ constexpr std::uint64_t kSegmentBytes = 32 << 10;
 constexpr std::uint64_t kBytesInFlight = 16 << 20;
 /// Beside fio and a hash: the limit of a block on the RPC thread.
 constexpr double kRpcMicroseconds = 5;
-constexpr std::chrono::seconds kPatience{60};
 
 struct ReadsOptions {
   CommonOptions common;
@@ -109,7 +108,7 @@ class Reader {
   };
   /// Loads all blocks from the disk.
   Result<Cost> load(std::uint64_t round) {
-    PEGA_TRY(server_.post("/cache/memory/cleanup"));
+    PEGA_TRY(empty_pool());
     const pid_t pid = server_.process().pid();
     PEGA_TRY_LET(const auto metrics, server_.metrics());
     PEGA_TRY_LET(const double rpc_begin, thread_us(pid, pid));
@@ -156,15 +155,21 @@ class Reader {
     memory_.fill_all(static_cast<std::uint64_t>(options_.common.seed));
     PEGA_TRY(link_->save(1, keys_, blocks_));
     PEGA_TRY(link_->finish(1, blocks_.size()));
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    for (;;) {
+    return wait_until("the blocks are on the disk", [&]() -> Result<bool> {
       PEGA_TRY_LET(const auto metrics, server_.metrics());
-      if (sum_of(metrics, "pegaflow_ssd_blocks") >= static_cast<double>(blocks_.size())) return {};
-      if (std::chrono::steady_clock::now() >= deadline) {
-        return fail(Errc::kTimeout, "the blocks are not on the disk after {} s", kPatience.count());
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
+      return sum_of(metrics, "pegaflow_ssd_blocks") >= static_cast<double>(blocks_.size());
+    });
+  }
+
+  /// Evicts all blocks. Those of the round before are referenced until the server has read its
+  /// unclaim.
+  Result<void> empty_pool() {
+    return wait_until("the pool is empty", [&]() -> Result<bool> {
+      PEGA_TRY(server_.post("/cache/memory/cleanup"));
+      PEGA_TRY_LET(const auto metrics, server_.metrics());
+      const auto used = metrics.find("pegaflow_pool_used_bytes");
+      return used != metrics.end() && used->second == 0;
+    });
   }
 
   const ReadsOptions& options_;

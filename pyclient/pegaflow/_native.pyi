@@ -32,6 +32,12 @@ class Internal(PegaFlowError): ...
 def random_id() -> bytes:
     """16 random bytes: an incarnation."""
 
+def pack_hex_keys(digests: object) -> bytes | None:
+    """Digests of 32 bytes in hexadecimal, as keys of 32 bytes back to back.
+
+    None unless that is a sequence of strings of 64 hexadecimal digits.
+    """
+
 def default_socket_path(port: int) -> str:
     """The path of a server's socket, from its ``--addr HOST:port``.
 
@@ -134,6 +140,16 @@ class CacheSession:
         self, ticket: int, patience_s: float = 0.0
     ) -> tuple[int, int, bool, bool, list[tuple[bytes, bool, int]]] | None:
         """take_journal() with entries (key, is_there, kind)."""
+    def wants_chains(self) -> bool:
+        """Whether a router wants to know which blocks prompts have; true once a second while that
+        is not known.
+        """
+    def report_chain(self, session: str, keys: bytes, key_bytes: int, block_tokens: int) -> None:
+        """Reports to routers which full blocks the prompt of a request with this session id has.
+
+        Those of the first kind of rule prefix, from the first on, at most MAX_KEYS. Does not wait.
+        The id itself is not sent.
+        """
     def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
         """Waits for the end of another engine's job and of those before it."""
     def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
@@ -141,6 +157,15 @@ class CacheSession:
 
         In each case a lookup finds the blocks that were sealed.
         """
+    def events(self) -> int:
+        """The number of answers that have arrived, and of calls of interrupt()."""
+    def await_event(self, seen: int, patience_s: float) -> bool:
+        """Sleeps, at most ``patience_s``, until events() is no longer ``seen``; whether it changed.
+
+        Releases the GIL. A caller that reads events() before it takes answers misses none.
+        """
+    def interrupt(self) -> None:
+        """Ends await_event() of another thread, or its next one with an older ``seen``."""
     def forget(self, ticket: int) -> None: ...
     def unclaim(self, token: bytes) -> None: ...
     def ask_reset(self, deadline_s: float) -> int:
@@ -307,6 +332,7 @@ class Mover:
         queue: int = 0,
         kind: int = 0,
         depths: bytes = b"",
+        may_refuse: bool = False,
     ) -> None:
         """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream.
 
@@ -316,6 +342,9 @@ class Mover:
         ``depths``: for each key one byte, 1 + log2(1 + n) rounded down for a block with n blocks
         before it in its prompt, or 0; empty: unknown. A server that may not write all blocks to
         its disks prefers those near the start.
+
+        ``may_refuse``: no other engine waits for these blocks, so a server may skip some to keep
+        those that it has.
 
         Raises:
             InvalidArgument: An unknown kind, no key, or blocks or depths that do not fit the keys.

@@ -1,4 +1,4 @@
-"""The commands ``pegaflow-server``, ``-keeper``, ``-router`` and ``-perf`` of an installed package.
+"""The programs of an installed package: server, keeper, router, index and perf.
 
 The programs themselves are in ``bin/`` beside this file, where a wheel may contain them; the
 scripts that pip puts on PATH replace themselves by them, so signals and the process id are the
@@ -33,6 +33,11 @@ def keeper() -> NoReturn:
 def router() -> NoReturn:
     """Executes pegaflow-router with this process's arguments; exits if it is not installed."""
     _become("pegaflow-router")
+
+
+def index() -> NoReturn:
+    """Executes pegaflow-index with this process's arguments; exits if it is not installed."""
+    _become("pegaflow-index")
 
 
 def perf() -> NoReturn:

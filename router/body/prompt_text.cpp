@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
+#include <cstring>
 
 #include "index/text.h"
 
@@ -74,6 +76,18 @@ constexpr std::array<std::string_view, 56> kWithoutEffect = {
     "web_search_options",
 };
 
+/// Members beside kWithoutEffect that do not change the blocks of a prompt of token ids. One that
+/// is not listed may: it can name an adapter or images.
+constexpr std::array<std::string_view, 14> kBesideTokens = {
+    "add_special_tokens",      "cache_salt",     "echo",        "guided_choice",
+    "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+    "logits_processors",       "model",          "prompt",      "response_format",
+    "structured_outputs",      "suffix"};
+
+/// Members of a chat's messages that hold or name media.
+constexpr std::array<std::string_view, 7> kMedia = {
+    "image_url", "audio_url", "video_url", "input_audio", "image_embeds", "image_pil", "file"};
+
 template <std::size_t N>
 bool is_any_of(const JsonMember& member, const std::array<std::string_view, N>& names) {
   return std::any_of(names.begin(), names.end(),
@@ -107,17 +121,28 @@ std::string_view opened(std::string_view value) {
   return value.substr(0, end == std::string_view::npos ? 0 : end + 1);
 }
 
-/// The ids of an array of integers; empty for anything else.
-std::vector<std::uint32_t> token_ids(const std::vector<std::string_view>& elements) {
-  std::vector<std::uint32_t> tokens;
-  tokens.reserve(elements.size());
-  for (const std::string_view element : elements) {
-    std::uint32_t id = 0;
-    const auto [end, error] = std::from_chars(element.data(), element.data() + element.size(), id);
-    if (error != std::errc() || end != element.data() + element.size()) return {};
-    tokens.push_back(id);
-  }
-  return tokens;
+/// Reads the id at `at`, and moves `at` behind it; false for anything but 1 to 7 digits that are
+/// not the end of the text. Eight bytes at a time: a prompt may have a million ids.
+bool read_short_id(const char*& at, const char* end, std::uint32_t& id) {
+  constexpr std::uint64_t kZeros = 0x3030303030303030U;
+  if (end - at < 8) return false;
+  std::uint64_t digits = 0;
+  std::memcpy(&digits, at, sizeof digits);
+  digits ^= kZeros;
+  const std::uint64_t others = ((digits + 0x0606060606060606U) | digits) & 0xF0F0F0F0F0F0F0F0U;
+  if (others == 0) return false;
+  const int count = std::countr_zero(others) / 8;
+  if (count == 0) return false;
+  digits <<= 64 - 8 * count;  // The digits end where eight of them would.
+  digits = (digits * 10 + (digits >> 8U)) & 0x00FF00FF00FF00FFU;
+  digits = (digits * 100 + (digits >> 16U)) & 0x0000FFFF0000FFFFU;
+  id = static_cast<std::uint32_t>(digits * 10'000 + (digits >> 32U));
+  at += count;
+  return true;
+}
+
+void skip_blanks(const char*& at, const char* end) {
+  while (at != end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')) ++at;
 }
 
 /// Reads the `prompt` of /v1/completions, or the only element of a list of prompts. False when it
@@ -129,17 +154,54 @@ bool read_prompt(std::string_view value, PromptText& out, bool is_element = fals
     return true;
   }
   if (value.front() != '[') return false;
+  out.tokens = read_token_ids(value);
+  if (!out.tokens.empty()) {
+    out.text += opened(value);
+    return true;
+  }
   const auto elements = read_elements(value);
   if (!elements || elements->empty()) return false;
   const std::string_view first = elements->front();
   const bool is_nested = first.front() == '"' || first.front() == '[';
   if (is_nested) return !is_element && elements->size() == 1 && read_prompt(first, out, true);
-  out.tokens = token_ids(*elements);
-  out.text += opened(value);
-  return !out.tokens.empty();
+  return false;
 }
 
 }  // namespace
+
+std::vector<std::uint32_t> read_token_ids(std::string_view array) {
+  std::vector<std::uint32_t> tokens;
+  tokens.reserve(array.size() / 6);
+  const char* at = array.data() + 1;
+  const char* const end = array.data() + array.size();
+  while (at != end) {
+    skip_blanks(at, end);
+    std::uint32_t id = 0;
+    if (!read_short_id(at, end, id)) {
+      const auto [behind, error] = std::from_chars(at, end, id);
+      if (error != std::errc()) return {};
+      at = behind;
+    }
+    tokens.push_back(id);
+    skip_blanks(at, end);
+    if (at == end || (*at != ',' && *at != ']')) return {};
+    if (*at++ == ']') break;
+  }
+  return tokens;
+}
+
+bool has_media(std::string_view body) {
+  bool found = false;
+  std::vector<JsonCut> cuts;
+  (void)find_members(
+      body,
+      [&](std::size_t, const JsonMember*, const JsonMember& member) {
+        found = found || is_any_of(member, kMedia);
+        return false;
+      },
+      cuts);
+  return found;
+}
 
 PromptText prompt_text(std::string_view route, const std::vector<JsonMember>& members) {
   PromptText out;
@@ -165,6 +227,14 @@ PromptText prompt_text(std::string_view route, const std::vector<JsonMember>& me
       break;
     }
   }
+  const JsonMember* const cut = find_member(members, "truncate_prompt_tokens");
+  out.is_truncated = cut != nullptr && cut->value != "null";
+  out.is_exact = !out.tokens.empty() && !out.is_truncated &&
+                 std::all_of(members.begin(), members.end(), [](const JsonMember& member) {
+                   return is_any_of(member, kWithoutEffect) || is_any_of(member, kBesideTokens) ||
+                          member.value == "null";
+                 });
+  out.cache_salt = text_of(members, "cache_salt");
   out.root = root_of(route, members);
   return out;
 }

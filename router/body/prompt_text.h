@@ -22,10 +22,22 @@ struct PromptText {
   std::string text;
   /// The token ids of a prompt that is given as such; empty otherwise.
   std::vector<std::uint32_t> tokens;
+  /// The tokens are the whole prompt, and its blocks depend on nothing else than the model and
+  /// `cache_salt`.
+  bool is_exact = false;
+  bool is_truncated = false;  ///< The engine keeps the end of the prompt only.
+  std::string cache_salt{};   ///< Empty: none.
 };
 
 /// The prompt of a body of the route `route` ("chat", "completions", "messages", "responses"). A
 /// body with several prompts, with embeddings, or of another route has none.
 PromptText prompt_text(std::string_view route, const std::vector<JsonMember>& members);
+
+/// The ids of the text of an array of integers, which is valid JSON; empty for anything else.
+std::vector<std::uint32_t> read_token_ids(std::string_view array);
+
+/// Whether a body of a chat has images, sound or video, whose tokens depend on the engine's
+/// processor.
+bool has_media(std::string_view body);
 
 }  // namespace pegaflow::router

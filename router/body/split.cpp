@@ -7,9 +7,9 @@ namespace {
 
 constexpr std::array<std::string_view, kPrefillCount> kNames = {
     "done",          "no_engine",   "short",       "prompt_logprobs", "echo",
-    "prompt_embeds", "beam_search", "tool_choice", "cached",          "engine_down",
-    "suspended",     "busy",        "refused",     "status",          "timeout",
-    "lost",          "no_params"};
+    "prompt_embeds", "beam_search", "tool_choice", "cached",          "cost",
+    "engine_down",   "suspended",   "busy",        "refused",         "status",
+    "timeout",       "lost",        "no_params",   "unneeded"};
 
 /// Members that the prefill engine receives with other values, or not at all. The rest affects the
 /// prompt.
@@ -44,11 +44,18 @@ bool has_type(const JsonMember* object, std::string_view type) {
 
 std::string_view to_string(Prefill what) noexcept { return kNames[static_cast<std::size_t>(what)]; }
 
+std::string_view to_string(Handover what) noexcept {
+  constexpr std::array<std::string_view, kHandoverCount> kHandovers = {"serial", "early",
+                                                                       "withdrawn", "late"};
+  return kHandovers[static_cast<std::size_t>(what)];
+}
+
 Result<Flow> parse_flow(std::string_view name) {
   if (name == "store") return Flow::kStore;
   if (name == "kv-params") return Flow::kKvParams;
-  return fail(Errc::kInvalidArgument, "unknown flow \"{}\"; the flows are store and kv-params",
-              name);
+  if (name == "auto") return Flow::kAuto;
+  return fail(Errc::kInvalidArgument,
+              "unknown flow \"{}\"; the flows are store, auto and kv-params", name);
 }
 
 Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,
@@ -84,7 +91,7 @@ std::string prefill_body(const std::vector<JsonMember>& members, bool is_anthrop
   }
   if (wants_token) body += R"("return_token_ids":true,)";
   body += R"("max_tokens":1,"max_completion_tokens":1,"n":1,"stream":false,"kv_transfer_params":)";
-  body += flow == Flow::kStore
+  body += uses_store(flow)
               ? R"({"pegaflow":{"save_tail":true}})"
               : R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,)"
                 R"("remote_block_ids":null,"remote_host":null,"remote_port":null})";
@@ -110,6 +117,11 @@ std::string kv_params_of(std::string_view answer) {
   const JsonMember* const params = find_member(*members, "kv_transfer_params");
   if (params == nullptr || params->value.front() != '{') return {};
   return std::string(params->value);
+}
+
+bool is_streamed(const std::vector<JsonMember>& members) {
+  const JsonMember* const stream = find_member(members, "stream");
+  return stream != nullptr && stream->value == "true";
 }
 
 std::string_view prompt_prefix(const std::vector<JsonMember>& members, std::size_t bytes) {

@@ -23,6 +23,7 @@ enum class Prefill : unsigned char {
   kBeamSearch,      ///< The engine turns it into several prompts.
   kToolChoice,      ///< A named tool in /v1/messages: see decide().
   kCached,          ///< A decode engine has all but --min-prefill-tokens of the prompt.
+  kCost,            ///< A decode engine alone costs no more than the best pair of engines.
   kDown,            ///< No prefill engine is up, or the prompt's engine went down.
   kSuspended,       ///< All prefill engines are suspended: see HandoverWatch.
   kBusy,            ///< All prefill engines have --max-prefill-inflight requests.
@@ -31,8 +32,9 @@ enum class Prefill : unsigned char {
   kTimeout,         ///< No response within --prefill-timeout and its extension for the prompt.
   kLost,            ///< The connection broke.
   kNoParams,        ///< No kv_transfer_params: blocks may be saved, but are not announced.
+  kUnneeded,        ///< With Flow::kAuto: the decode engine's response ended first.
 };
-inline constexpr std::size_t kPrefillCount = static_cast<std::size_t>(Prefill::kNoParams) + 1;
+inline constexpr std::size_t kPrefillCount = static_cast<std::size_t>(Prefill::kUnneeded) + 1;
 
 /// The name in metrics and in the access log.
 std::string_view to_string(Prefill what) noexcept;
@@ -40,8 +42,22 @@ std::string_view to_string(Prefill what) noexcept;
 /// How the prefill engine's result reaches the decode engine.
 enum class Flow : unsigned char {
   kStore,     ///< Content-addressed: the engines share PegaFlow's cache.
+  kAuto,      ///< The same, and both engines receive the request at once where they can.
   kKvParams,  ///< kv_transfer_params in the format of vLLM's NIXL connector.
 };
+
+/// How the legs of a request with a prefill followed each other.
+enum class Handover : unsigned char {
+  kSerial,     ///< The decode engine received the request after the prefill.
+  kEarly,      ///< Both at once.
+  kWithdrawn,  ///< Both at once; the prefill failed, so a decode engine received it again.
+  kLate,       ///< Both at once; the decode engine was late, so it was sent again.
+};
+inline constexpr std::size_t kHandoverCount = static_cast<std::size_t>(Handover::kLate) + 1;
+std::string_view to_string(Handover what) noexcept;
+
+/// Whether the engines share PegaFlow's cache.
+constexpr bool uses_store(Flow flow) noexcept { return flow != Flow::kKvParams; }
 
 /// Errors: kInvalidArgument that names the flows.
 Result<Flow> parse_flow(std::string_view name);
@@ -68,6 +84,9 @@ std::string decode_body(std::string_view body, const std::vector<JsonMember>& me
 
 /// kv_transfer_params of a prefill engine's response as written; empty when it has none.
 std::string kv_params_of(std::string_view answer);
+
+/// Whether the response is a stream of events.
+bool is_streamed(const std::vector<JsonMember>& members);
 
 /// The beginning of a prompt: the first `bytes` of the messages, prompt or input. Empty when the
 /// body has none.

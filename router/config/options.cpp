@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/os/text_file.h"
+#include "router/config/text_options.h"
 #include "router/http/routes.h"
 
 namespace pegaflow::router {
@@ -16,6 +17,11 @@ Result<std::string> read_file_of(std::string_view option, const std::string& pat
     return fail(Errc::kInvalidArgument, "{} {}: {}", option, path, text.error().detail);
   }
   return text;
+}
+
+/// Whether only processes of this host reach the address.
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
 }
 
 }  // namespace
@@ -51,6 +57,16 @@ void RouterOptions::declare(OptionTable& table) {
       "--peer-secret-file). With it the policy kv-aware also counts what the pools of --servers "
       "hold, and /routes explains its decisions. It is read again when it changes.");
   table.list(
+      "replicas", replicas,
+      "The --replica-listen of all routers of the same engines, each as HOST:PORT, or as "
+      "dns://NAME:PORT for all addresses of a name. The policy kv-aware of each then counts the "
+      "requests of the others, and learns from them. The router recognizes its own address. At "
+      "most 15 others are used.");
+  table.text("replica-listen", replica_listen,
+             "The HOST:PORT where this router publishes its placements to the others, over "
+             "ZeroMQ. Messages are authenticated by --peer-secret-file, and not encrypted; "
+             "without a secret only loopback addresses are allowed.");
+  table.list(
       "instances", instances,
       "Compares only instances whose name equals or starts with one of these; useful when the "
       "servers also have other engines. Empty: all connected instances.");
@@ -68,7 +84,9 @@ void RouterOptions::declare(OptionTable& table) {
       "A file that the router writes as soon as clients can connect: JSON with listen and pid.");
   table.text("flow", flow,
              "How the decode engine receives the prefill. store: through PegaFlow's cache, which "
-             "the engines share. kv-params: by the prefill engine's kv_transfer_params, for "
+             "the engines share. auto: the same, and streamed requests are sent to both engines at "
+             "once where the connectors allow it. kv-params: by the prefill engine's "
+             "kv_transfer_params, for "
              "connectors like vLLM's NIXL connector.");
   table.text(
       "prefill-policy", prefill_policy,
@@ -86,9 +104,24 @@ void RouterOptions::declare(OptionTable& table) {
   table.bytes("text-index-bytes", text_index_bytes, 1 << 16, std::uint64_t{1} << 40,
               "The maximum memory for what the policy kv-aware has learned about the blocks of "
               "prompts, about 0.7 bytes for each byte of a prompt.");
+  table.bytes("prefetch-key-bytes", prefetch_key_bytes, 0, std::uint64_t{1} << 40,
+              "The maximum memory for the full keys of the blocks in the pools of --servers, about "
+              "50 bytes each, with which the policy kv-aware lets a server fetch blocks before "
+              "their engine asks for them. 0: no prefetches. It needs --peer-secret-file.");
+  declare_text_options({.hash_seeds = hash_seeds,
+                        .render = render,
+                        .render_timeout = render_timeout,
+                        .render_inflight = render_inflight},
+                       table);
+  table.bytes("render-min-bytes", render_min_bytes, 256, std::uint64_t{1} << 30,
+              "The minimum size of a text for --render: shorter ones cost less to compute than "
+              "to ask about.");
   table.duration("event-sources-interval", event_sources_interval, milliseconds(10), minutes(60),
                  "The time between two requests for the addresses of an engine's KV events; the "
                  "router also requests them when an engine comes up or its stream breaks.");
+  table.duration("engine-load-interval", engine_load_interval, Duration::zero(), minutes(60),
+                 "The time between two GET /metrics to each engine, by which the policy kv-aware "
+                 "learns of requests that no router has placed and of full KV memory. 0s: never.");
   table.integer("hash-prefix-bytes", hash_prefix_bytes, 1, 1 << 20,
                 "The number of bytes of the prompt that consistent-hash uses. It must exceed the "
                 "length of a common system prompt, or all requests go to one engine.");
@@ -160,7 +193,13 @@ void RouterOptions::declare(OptionTable& table) {
       "queue", queue, 0, 1'000'000,
       "The maximum number of requests that wait for a decode engine; further ones receive 429.");
   table.duration("queue-timeout", queue_timeout, milliseconds(1), minutes(60),
-                 "The maximum time that a request waits in the queue before it receives 503.");
+                 "The maximum time that a request waits in the queue. Then it is sent to an engine "
+                 "with fewer than --max-decode-inflight requests, or receives 503.");
+  table.duration("engine-queue-time", engine_queue_time, milliseconds(0), minutes(10),
+                 "With the policy kv-aware, requests wait in the router's queue while each engine "
+                 "has more than this to compute, as predicted: there the clients share the engines "
+                 "fairly, and a request still goes where its cache is when its turn comes. 0: only "
+                 "--max-decode-inflight counts.");
 
   table.duration("connect-timeout", connect_timeout, milliseconds(1), minutes(1),
                  "The time limit for connecting to an engine; within a data center it takes a "
@@ -304,6 +343,46 @@ Result<std::vector<std::pair<std::string, std::string>>> RouterOptions::server_o
   return pairs;
 }
 
+Result<std::vector<EngineUrl>> RouterOptions::replica_urls() const {
+  if (replicas.empty() != replica_listen.empty()) {
+    return fail(Errc::kInvalidArgument, "{}",
+                replicas.empty() ? "--replica-listen needs --replicas"
+                                 : "--replicas needs --replica-listen HOST:PORT");
+  }
+  if (replicas.empty()) return std::vector<EngineUrl>();
+  if (prefill_policy != "kv-aware" && decode_policy != "kv-aware") {
+    return fail(Errc::kInvalidArgument, "--replicas has no effect: no policy is kv-aware");
+  }
+  const auto parse = [](std::string_view option, const std::string& text) -> Result<EngineUrl> {
+    const bool has_scheme = text.find("://") != std::string::npos;
+    auto url = EngineUrl::parse(has_scheme ? text : "http://" + text);
+    // A port is not optional here: there is no usual one.
+    const std::size_t colon = text.rfind(':');
+    const bool has_port = colon != std::string::npos && text.find('/', colon) == std::string::npos;
+    if (!url || !has_port || text.starts_with("http:")) {
+      return fail(Errc::kInvalidArgument, "{}: \"{}\" is neither HOST:PORT nor dns://NAME:PORT",
+                  option, text);
+    }
+    return url;
+  };
+  std::vector<EngineUrl> urls;
+  for (const std::string& text : replicas) {
+    PEGA_TRY_LET(EngineUrl url, parse("--replicas", text));
+    urls.push_back(std::move(url));
+  }
+  if (!peer_secret_file.empty()) return urls;
+  const std::string own = replica_listen.substr(0, replica_listen.rfind(':'));
+  const bool are_local = is_loopback(own) && std::all_of(urls.begin(), urls.end(), [](auto& url) {
+                           return !url.is_name && is_loopback(url.host);
+                         });
+  if (!are_local) {
+    return fail(Errc::kInvalidArgument,
+                "--replicas: without a secret anyone could send placements; give all routers the "
+                "same --peer-secret-file, or use loopback addresses");
+  }
+  return urls;
+}
+
 Result<std::optional<cluster::PeerSecrets>> RouterOptions::secrets() const {
   if (peer_secret_file.empty()) return std::nullopt;
   auto read = cluster::PeerSecrets::read(peer_secret_file);
@@ -312,6 +391,10 @@ Result<std::optional<cluster::PeerSecrets>> RouterOptions::secrets() const {
                 read.error().detail);
   }
   return std::optional(std::move(*read));
+}
+
+std::size_t RouterOptions::full_key_bytes() const {
+  return servers.empty() || peer_secret_file.empty() ? 0 : prefetch_key_bytes;
 }
 
 Result<void> RouterOptions::check_passed() const {

@@ -28,6 +28,8 @@ struct RouterOptions {
   std::vector<std::string> instances;
   std::vector<std::string> engine_servers;
   std::string peer_secret_file;
+  std::vector<std::string> replicas;
+  std::string replica_listen;
   std::string listen = "127.0.0.1:8080";
   std::string own_listen;
   bool reuse_port = false;
@@ -37,7 +39,10 @@ struct RouterOptions {
   std::string decode_policy = "kv-aware";
   std::int64_t index_blocks = 16 << 20;
   std::uint64_t text_index_bytes = std::uint64_t{256} << 20;
+  std::uint64_t prefetch_key_bytes = std::uint64_t{256} << 20;
+  std::vector<std::string> hash_seeds;
   Duration event_sources_interval = std::chrono::seconds(60);
+  Duration engine_load_interval = std::chrono::seconds(4);
   std::int64_t hash_prefix_bytes = 4096;
   std::int64_t min_prefill_tokens = 256;
   bool pd_first_token = false;
@@ -59,6 +64,7 @@ struct RouterOptions {
   std::int64_t max_decode_inflight = 1024;
   std::int64_t queue = 1024;
   Duration queue_timeout = std::chrono::seconds(30);
+  Duration engine_queue_time = std::chrono::milliseconds(500);
 
   Duration connect_timeout = std::chrono::seconds(1);
   Duration prefill_timeout = std::chrono::seconds(30);
@@ -82,11 +88,25 @@ struct RouterOptions {
   std::int64_t retries = 2;
   Duration retry_delay = std::chrono::milliseconds(20);
 
+  std::vector<std::string> render;  ///< Servers that make token ids of texts.
+  Duration render_timeout = std::chrono::milliseconds(30);
+  std::int64_t render_inflight = 2;
+  std::uint64_t render_min_bytes = std::uint64_t{16} << 10;
+
+  bool is_index = false;  ///< The program is pegaflow-index: it proxies nothing.
+
   bool access_log = true;
   std::string log_level = "info";
 
   /// Enters every option into `table`, which refers to this struct from then on.
   void declare(OptionTable& table);
+  /// Enters those of pegaflow-index, and sets is_index.
+  void declare_index(OptionTable& table);
+  /// Checks what pegaflow-index needs beyond other checks.
+  /// Errors: kInvalidArgument for an address that others reach without a file of keys or a secret.
+  [[nodiscard]] Result<void> check_index() const;
+  /// The servers of --render. Errors: kInvalidArgument for an invalid URL.
+  [[nodiscard]] Result<std::vector<EngineUrl>> render_urls() const;
 
   /// The engines of --prefill and --decode, or of --engines-file.
   /// Errors: kInvalidArgument for an invalid URL, a file that cannot be read, both sources at once,
@@ -98,9 +118,16 @@ struct RouterOptions {
   /// The pairs of --engine-servers: URLs of an engine and of its server.
   /// Errors: kInvalidArgument for anything but ENGINE=SERVER, and without --servers.
   [[nodiscard]] Result<std::vector<std::pair<std::string, std::string>>> server_of_engines() const;
+  /// The addresses of --replicas as `http://HOST:PORT` and `dns://NAME:PORT`.
+  /// Errors: kInvalidArgument for another form; without --replica-listen, or that without
+  /// --replicas; where no policy is kv-aware; and without a secret unless all of them are loopback
+  /// addresses.
+  [[nodiscard]] Result<std::vector<EngineUrl>> replica_urls() const;
   /// The secrets of --peer-secret-file; none without it.
   /// Errors: those of cluster::PeerSecrets::read(), with the option.
   [[nodiscard]] Result<std::optional<cluster::PeerSecrets>> secrets() const;
+  /// Memory for full keys: 0 without prefetches, or without servers that allow them.
+  [[nodiscard]] std::size_t full_key_bytes() const;
   /// Checks the paths of --pass.
   /// Errors: kInvalidArgument for an invalid path, or one that the router serves itself.
   [[nodiscard]] Result<void> check_passed() const;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "router/body/body_session.h"
 #include "router/body/kv_hints.h"
 #include "router/state/kv_leg.h"
 
@@ -15,6 +16,7 @@ namespace asio = boost::asio;
 namespace {
 
 void judge(EnginePermit& permit, unsigned status, const Error& error) {
+  if (error.code == Errc::kCancelled) return;  // The router has withdrawn the request.
   if (is_engine_failure(status) || error.code == Errc::kPeerLost || error.code == Errc::kTimeout ||
       error.code == Errc::kRefused || error.code == Errc::kCorrupt || error.code == Errc::kIo) {
     permit.failed();
@@ -38,6 +40,11 @@ asio::awaitable<DecodeResult> DecodeAttempts::send(EnginePermit& permit, std::st
     hinted = with_hint(body, hint);
     body = hinted;
   }
+  std::string named;
+  if (const std::string_view session = kv.body_session(); !session.empty()) {
+    named = with_session(body, session);
+    body = named;
+  }
   {
     UpstreamCall call(shared.engine_connections, engine);
     const ClientWait::CallScope scope(wait_, call);
@@ -54,7 +61,9 @@ asio::awaitable<DecodeResult> DecodeAttempts::send(EnginePermit& permit, std::st
   }
   if (request_.client().is_gone()) result.how = Relayed::kGone;
   if (result.how == Relayed::kGone) co_return result;
-  shared.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared.now() - began);
+  if (result.error.code != Errc::kCancelled) {
+    shared.metrics.leg[static_cast<std::size_t>(Role::kDecode)].record(shared.now() - began);
+  }
   judge(permit, result.status, result.error);
   co_return result;
 }

@@ -1,13 +1,16 @@
 #include "router/exchange/exchange.h"
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "router/body/early_params.h"
 #include "router/body/first_token.h"
 #include "router/body/full_report.h"
 #include "router/body/prompt_text.h"
@@ -15,12 +18,19 @@
 #include "router/body/split.h"
 #include "router/body/steering.h"
 #include "router/exchange/decode_leg.h"
+#include "router/exchange/early_legs.h"
 #include "router/exchange/first_token_splice.h"
 #include "router/exchange/prefill_leg.h"
+#include "router/exchange/prompt_render.h"
+#include "router/exchange/score_leg.h"
+#include "router/exchange/snapshot_reply.h"
 #include "router/kv/kv_routing.h"
 #include "router/page/pages.h"
+#include "router/request/announcement.h"
 #include "router/request/head_check.h"
+#include "router/request/turn_wait.h"
 #include "router/routing/policy.h"
+#include "router/score/renderers.h"
 #include "version.h"
 
 namespace pegaflow::router {
@@ -62,6 +72,7 @@ Exchange::Exchange(Client& client, Shared& shared, const RequestHead& head)
       request_(client, shared, head, record_),
       needs_(request_),
       wait_(request_),
+      prefill_wait_(request_),
       models_(request_, wait_),
       bodies_(request_),
       writer_(request_, record_, bodies_) {
@@ -78,19 +89,29 @@ std::string Exchange::refusal() { return check_head(request_, record_); }
 asio::awaitable<bool> Exchange::run(std::string body) {
   record_.bytes_in = body.size();
   bodies_.client() = std::move(body);
-  const Watching watching(client_, [this] { wait_.interrupt(); });
+  const Watching watching(client_, [this] {
+    wait_.interrupt();
+    prefill_wait_.interrupt();
+  });
   switch (request_.route().kind) {
     case RouteKind::kHealth:
     case RouteKind::kMetrics:
     case RouteKind::kVersion:
     case RouteKind::kRoutes:
       co_return co_await send_own_page();
+    case RouteKind::kSnapshot:
+      co_return co_await send_snapshot(request_, record_);
     case RouteKind::kModels:
       co_return co_await send_models();
+    case RouteKind::kScore:
+    case RouteKind::kLesson:
+    case RouteKind::kDump:
+      co_return co_await serve_scores(request_, record_, bodies_.client());
     case RouteKind::kDenied:
     case RouteKind::kWrongMethod:
     case RouteKind::kOptions:
       co_return false;  // refusal() has the response.
+    case RouteKind::kAnnounced:
     case RouteKind::kSplit:
     case RouteKind::kResponses:
     case RouteKind::kOne:
@@ -98,7 +119,14 @@ asio::awaitable<bool> Exchange::run(std::string body) {
   }
   const Result<std::vector<JsonMember>> members = read_body();
   if (!members) co_return co_await request_.send_error(400, members.error().detail);
+  if (request_.route().kind == RouteKind::kAnnounced) co_return co_await announce(*members);
   read_prompt(*members);
+  if (kv_) {
+    co_await render_prompt(shared_, *kv_, request_.route().name, bodies_.client(), wait_);
+    if (client_.is_gone()) co_return false;
+  }
+  co_await wait_for_turn(shared_, needs_, request_.first_role(), wait_);
+  if (client_.is_gone()) co_return false;
   co_return co_await serve(*members);
 }
 
@@ -143,6 +171,20 @@ void Exchange::read_prompt(const std::vector<JsonMember>& members) {
   writer_.watch(kv_.get());
 }
 
+asio::awaitable<bool> Exchange::announce(const std::vector<JsonMember>& members) {
+  if (co_await models_.is_unknown(needs_)) {
+    if (client_.is_gone()) co_return false;
+    co_return co_await send_unknown_model();
+  }
+  PromptText prompt = prompt_text(request_.route().announced, members);
+  std::unique_ptr<KvRequest> request;
+  if (prompt.root != 0) {
+    request = shared_.kv->peek(std::move(prompt), needs_.model);
+    bodies_.count_text(request->text_size);
+  }
+  co_return co_await serve_announcement(request_, needs_, request.get(), record_);
+}
+
 asio::awaitable<bool> Exchange::serve(const std::vector<JsonMember>& members) {
   const bool is_unknown = co_await models_.is_unknown(needs_);
   if (client_.is_gone()) co_return false;
@@ -152,14 +194,35 @@ asio::awaitable<bool> Exchange::serve(const std::vector<JsonMember>& members) {
 }
 
 asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
-  if (shared_.options.pd_first_token && shared_.flow == Flow::kStore) {
+  if (shared_.options.pd_first_token && uses_store(shared_.flow)) {
     record_.first_token = request_.route().name == "completions"
                               ? decide_first_token(members, bodies_.client().size())
                               : FirstToken::kRoute;
   }
   const bool wants_token = record_.first_token == FirstToken::kSent;
-  PrefillLeg prefill(request_, needs_, wait_, record_);
-  Prefilled prefilled = co_await prefill.run(members, wants_token);
+  PrefillLeg prefill(request_, needs_, prefill_wait_, record_);
+  prefill.begin(members, wants_token);
+  const PrefillPlace* const place = prefill.place();
+  Prefilled prefilled;
+  std::vector<const Engine*> tried;
+  if (place != nullptr && may_be_early(members, wants_token)) {
+    bodies_.hold_continuation(
+        decode_body(bodies_.client(), members,
+                    early_params(*place, std::chrono::duration_cast<std::chrono::milliseconds>(
+                                             prefill.limit() + EarlyLegs::kLate))));
+    EarlyLegs legs(request_, needs_, wait_, prefill_wait_, record_, writer_, prefill);
+    EarlyOutcome outcome = co_await legs.run(bodies_.continuation());
+    if (outcome.is_answered) co_return outcome.keeps;
+    bodies_.drop_continuation();
+    prefilled = std::move(outcome.prefilled);
+    tried = std::move(outcome.tried);
+  } else {
+    prefilled = co_await prefill.run();
+    if (prefilled.what == Prefill::kDone) {
+      record_.handover = Handover::kSerial;
+      record_.prefilled_at = shared_.now();
+    }
+  }
   if (client_.is_gone()) co_return false;
   if (needs_.is_suspect()) {
     needs_.report_suspect();
@@ -181,15 +244,20 @@ asio::awaitable<bool> Exchange::split(const std::vector<JsonMember>& members) {
     std::string changed = decode_body(bodies_.client(), members, prefilled.kv_params);
     bodies_.client() = std::move(changed);  // From here on `members` are invalid.
   }
-  co_return co_await decode();
+  co_return co_await decode(std::move(tried));
 }
 
-asio::awaitable<bool> Exchange::decode() {
+bool Exchange::may_be_early(const std::vector<JsonMember>& members, bool wants_token) const {
+  // A response that is not streamed shows too late that the decode engine waits in vain.
+  return shared_.flow == Flow::kAuto && !wants_token && is_streamed(members);
+}
+
+asio::awaitable<bool> Exchange::decode(std::vector<const Engine*> tried) {
   if (kv_ && kv_->wants_full_report && !kv_->is_prefilled) {
     std::string changed = with_full_report(bodies_.client());
     bodies_.client() = std::move(changed);
   }
-  DecodeLeg leg(request_, needs_, wait_, record_, writer_);
+  DecodeLeg leg(request_, needs_, wait_, record_, writer_, std::move(tried));
   co_return co_await leg.run(bodies_.client());
 }
 
@@ -203,8 +271,16 @@ asio::awaitable<bool> Exchange::send_own_page() {
     page = std::move(health.text);
     if (!health.is_serving) record_.status = 503;
   } else if (request_.route().kind == RouteKind::kMetrics) {
-    page =
-        metrics_page(shared_.metrics, shared_.fleet, shared_.namespaces, shared_.kv, shared_.now());
+    shared_.metrics.queue_clients = shared_.line.clients();
+    shared_.metrics.queue_tokens = shared_.line.tokens();
+    page = shared_.options.is_index
+               ? index_metrics_page(shared_.metrics, shared_.fleet, *shared_.kv, shared_.now())
+               : metrics_page(shared_.metrics, shared_.fleet, shared_.namespaces, shared_.kv,
+                              shared_.now());
+    if (shared_.renderers != nullptr) {
+      page += shared_.renderers->metrics(shared_.options.is_index ? "pegaflow_index_"
+                                                                  : "pegaflow_router_");
+    }
     type = "text/plain; version=0.0.4";
   } else if (request_.route().kind == RouteKind::kRoutes) {
     page = shared_.kv->log().json(shared_.now());

@@ -52,10 +52,14 @@ class Exchange {
   Result<std::vector<JsonMember>> read_body();
   /// Looks up what the policy kv-aware knows of the prompt.
   void read_prompt(const std::vector<JsonMember>& members);
+  /// Responds to a request that will come.
+  boost::asio::awaitable<bool> announce(const std::vector<JsonMember>& members);
   /// Sends a request with a valid body to engines.
   boost::asio::awaitable<bool> serve(const std::vector<JsonMember>& members);
   boost::asio::awaitable<bool> split(const std::vector<JsonMember>& members);
-  boost::asio::awaitable<bool> decode();
+  /// Whether a decode engine may receive the request together with the prefill.
+  [[nodiscard]] bool may_be_early(const std::vector<JsonMember>& members, bool wants_token) const;
+  boost::asio::awaitable<bool> decode(std::vector<const Engine*> tried = {});
 
   Shared& shared_;
   Client& client_;
@@ -64,6 +68,7 @@ class Exchange {
   std::unique_ptr<KvRequest> kv_;
   EngineNeeds needs_;
   ClientWait wait_;
+  ClientWait prefill_wait_;  // Of a prefill beside a decode leg.
   EngineModels models_;
   HeldBodies bodies_;
   ResponseWriter writer_;

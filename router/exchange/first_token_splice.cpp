@@ -4,17 +4,11 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
+#include "router/http/log.h"
 
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
-
-namespace {
-
-constexpr Log kLog{"router"};
-
-}  // namespace
 
 FirstTokenSplice::FirstTokenSplice(ClientRequest& request, EngineNeeds& needs, ClientWait& wait,
                                    AccessRecord& record, HeldBodies& bodies, ResponseWriter& writer)
@@ -77,8 +71,8 @@ asio::awaitable<Spliced> FirstTokenSplice::run(const std::vector<JsonMember>& me
     if (!opening_.is_sent || needs_.is_suspect()) break;
   }
   if (!opening_.is_sent) {
-    kLog.debug("a prefill engine's token is not used id={} why=\"{}\"", request_.id(),
-               error.detail);
+    g_log.debug("a prefill engine's token is not used id={} why=\"{}\"", request_.id(),
+                error.detail);
     bodies_.drop_continuation();
     co_return Spliced{FirstToken::kDecode};
   }

@@ -4,16 +4,14 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
 #include "router/exchange/stream_relay.h"
+#include "router/http/log.h"
 
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// A response that is not streamed is kept up to this size until it is complete, so that another
 /// engine can replace one that fails within it.
@@ -35,8 +33,8 @@ asio::awaitable<Relayed> relay_rest(ResponseWriter& writer, UpstreamCall& call, 
     if (!got) {
       // The length, or the missing last chunk, shows the client that the response is incomplete.
       error = std::move(got.error());
-      kLog.warn("an engine failed within a response id={} error=\"{}\"", request.id(),
-                error.detail);
+      g_log.warn("an engine failed within a response id={} error=\"{}\"", request.id(),
+                 error.detail);
       co_return request.client().is_gone() ? Relayed::kGone : Relayed::kBroken;
     }
     writer.record().bytes_out += body.size();

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
 #include "router/body/usage.h"
+#include "router/http/log.h"
 #include "router/kv/kv_routing.h"
 #include "router/page/pages.h"
 
@@ -14,8 +14,6 @@ namespace pegaflow::router {
 namespace asio = boost::asio;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// Remembers the engine of a response of /v1/responses.
 void learn_owner(Shared& shared, std::string_view begin, const std::shared_ptr<Engine>& engine) {
@@ -50,6 +48,7 @@ std::string ResponseWriter::head(const ResponseHead& head, std::string_view fram
 }
 
 void ResponseWriter::begin(std::string_view first_bytes, const UpstreamCall& call) {
+  has_begun_ = true;
   if (request_.route().kind == RouteKind::kResponses) {
     learn_owner(request_.shared(), first_bytes, call.engine());
   }
@@ -74,7 +73,7 @@ void ResponseWriter::note_piece(std::string_view bytes) {
 asio::awaitable<bool> ResponseWriter::end_stream_with_error(const Error& error, bool is_in_event) {
   record_.has_late_error = true;
   ++request_.shared().metrics.late_errors;
-  kLog.warn("an engine failed within a stream id={} error=\"{}\"", request_.id(), error.detail);
+  g_log.warn("an engine failed within a stream id={} error=\"{}\"", request_.id(), error.detail);
   const std::string frame =
       (is_in_event ? "\n\n" : "") + error_frame(request_.route().is_anthropic, error.code);
   std::string out;

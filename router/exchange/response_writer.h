@@ -52,6 +52,8 @@ class ResponseWriter {
   /// Called with the first bytes of a response's body, before they are sent: from here on no other
   /// engine can replace this one. Frees the bodies, and remembers which engine has the response.
   void begin(std::string_view first_bytes, const UpstreamCall& call);
+  /// Whether begin() was called.
+  [[nodiscard]] bool has_begun() const noexcept { return has_begun_; }
   /// Ends a stream of which the client has a part with an error event. `is_in_event`: the part ends
   /// within an event. False when the client left.
   boost::asio::awaitable<bool> end_stream_with_error(const Error& error, bool is_in_event);
@@ -61,6 +63,7 @@ class ResponseWriter {
   AccessRecord& record_;
   HeldBodies& bodies_;
   KvRequest* kv_ = nullptr;
+  bool has_begun_ = false;
   bool has_report_ = false;  // The engine has reported its cached tokens.
 };
 

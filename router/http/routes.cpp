@@ -17,6 +17,21 @@ constexpr std::array kRows = {
     Row{"/metrics", "GET", {RouteKind::kMetrics, "metrics", false, false}},
     Row{"/version", "GET", {RouteKind::kVersion, "version", false, false}},
     Row{"/routes", "GET", {RouteKind::kRoutes, "routes", false, false}},
+    Row{"/index/snapshot", "GET", {RouteKind::kSnapshot, "snapshot", false, false}},
+    // Not /score, which is an engine's: the similarity of texts.
+    Row{"/kv/score", "POST", {RouteKind::kScore, "kv_score", false, false}},
+    Row{"/kv/prefetch/v1/chat/completions",
+        "POST",
+        {RouteKind::kAnnounced, "kv_prefetch", false, true, BodyKind::kJson, {}, "chat"}},
+    Row{"/kv/prefetch/v1/completions",
+        "POST",
+        {RouteKind::kAnnounced, "kv_prefetch", false, true, BodyKind::kJson, {}, "completions"}},
+    Row{"/kv/prefetch/v1/messages",
+        "POST",
+        {RouteKind::kAnnounced, "kv_prefetch", true, true, BodyKind::kJson, {}, "messages"}},
+    Row{"/kv/prefetch/v1/responses",
+        "POST",
+        {RouteKind::kAnnounced, "kv_prefetch", false, true, BodyKind::kJson, {}, "responses"}},
     Row{"/v1/models", "GET", {RouteKind::kModels, "models"}},
     Row{"/v1/chat/completions", "POST", {RouteKind::kSplit, "chat"}},
     Row{"/v1/completions", "POST", {RouteKind::kSplit, "completions"}},
@@ -38,6 +53,16 @@ constexpr std::array kRows = {
     Row{"/pooling", "POST", {RouteKind::kOne, "pooling"}},
     Row{"/tokenize", "POST", {RouteKind::kOne, "tokenize"}},
     Row{"/detokenize", "POST", {RouteKind::kOne, "detokenize"}},
+};
+
+constexpr std::array kIndexRows = {
+    Row{"/health", "GET", {RouteKind::kHealth, "health", false, false}},
+    Row{"/metrics", "GET", {RouteKind::kMetrics, "metrics", false, false}},
+    Row{"/version", "GET", {RouteKind::kVersion, "version", false, false}},
+    Row{"/score", "POST", {RouteKind::kScore, "score", false, false}},
+    Row{"/kv/score", "POST", {RouteKind::kScore, "score", false, false}},
+    Row{"/learn", "POST", {RouteKind::kLesson, "learn", false, false}},
+    Row{"/index/dump", "GET", {RouteKind::kDump, "dump", false, false}},
 };
 
 constexpr std::string_view kResponsesFolder = "/v1/responses/";
@@ -71,6 +96,15 @@ Route by_method(std::string_view method, std::string_view methods, const Route& 
 }
 
 }  // namespace
+
+Route find_index_route(std::string_view method, std::string_view target) {
+  const std::string_view path = target.substr(0, target.find('?'));
+  for (const Row& row : kIndexRows) {
+    if (row.path != path) continue;
+    return by_method(method, row.method == "GET" ? "GET, HEAD" : row.method, row.route);
+  }
+  return {RouteKind::kDenied, "denied", false, false};
+}
 
 Route find_route(std::string_view method, std::string_view target,
                  const std::vector<std::string>& passed) {

@@ -16,6 +16,11 @@ enum class RouteKind : unsigned char {
   kMetrics,
   kVersion,
   kRoutes,     ///< The last decisions of the policy kv-aware.
+  kSnapshot,   ///< Texts for a router that starts.
+  kScore,      ///< The blocks that engines have of a prompt.
+  kLesson,     ///< The blocks that a text becomes.
+  kDump,       ///< The index, in parts.
+  kAnnounced,  ///< A request that will come: its blocks are fetched.
   kModels,     ///< Merged from all engines.
   kSplit,      ///< Prefill and decode.
   kOne,        ///< One engine responds.
@@ -35,13 +40,17 @@ struct Route {
   bool is_anthropic = false;         ///< Errors have Anthropic's format.
   bool needs_key = true;
   BodyKind body = BodyKind::kJson;
-  std::string_view methods = {};  ///< With kWrongMethod and kOptions: the path's methods.
+  std::string_view methods = {};    ///< With kWrongMethod and kOptions: the path's methods.
+  std::string_view announced = {};  ///< With kAnnounced: the name of the route that it announces.
 };
 
 /// The route of a request. HEAD is supported where the router itself responds to GET. `target` may
 /// have a query. `passed` lists further paths that one engine may serve.
 Route find_route(std::string_view method, std::string_view target,
                  const std::vector<std::string>& passed);
+
+/// The route of a request to pegaflow-index.
+Route find_index_route(std::string_view method, std::string_view target);
 
 /// The ID in /v1/responses/ID and /v1/responses/ID/cancel; empty for other paths.
 std::string_view response_id_of(std::string_view target);

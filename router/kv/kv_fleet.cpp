@@ -1,15 +1,14 @@
 #include "router/kv/kv_fleet.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
-#include "base/log.h"
+#include "router/http/log.h"
 
 namespace pegaflow::router {
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// Blocks of one call of the index.
 constexpr std::size_t kSlice = 2048;
@@ -17,11 +16,13 @@ constexpr std::size_t kSlice = 2048;
 }  // namespace
 
 KvFleet::KvFleet(index::BlockIndex& blocks, index::Placement& placement,
-                 index::ExpectedBlocks& expected, KvLessons& lessons, KvStreams streams)
+                 index::ExpectedBlocks& expected, KvLessons& lessons, KvTokens& tokens,
+                 KvStreams streams)
     : blocks_(blocks),
       placement_(placement),
       expected_(expected),
       lessons_(lessons),
+      tokens_(tokens),
       streams_(std::move(streams)) {}
 
 bool KvFleet::add_rank(Entry& entry, std::uint64_t engine, std::uint32_t number) {
@@ -31,7 +32,7 @@ bool KvFleet::add_rank(Entry& entry, std::uint64_t engine, std::uint32_t number)
     entry.sources_error = holder.error().detail;
     return false;
   }
-  const auto place = placement_.add_engine({});
+  const auto place = placement_.add_engine({.decodes = entry.decodes});
   if (!place) {
     blocks_.remove(*holder);
     ++stats_.refused;
@@ -45,10 +46,12 @@ bool KvFleet::add_rank(Entry& entry, std::uint64_t engine, std::uint32_t number)
   rank->holder = *holder;
   rank->place = *place;
   entry.ranks.push_back(std::move(rank));
+  ++version_;
   return true;
 }
 
 void KvFleet::remove_rank(Rank& rank) {
+  ++version_;
   if (rank.stream != 0) {
     streams_.remove(rank.stream);
     by_stream_.erase(rank.stream);
@@ -56,18 +59,29 @@ void KvFleet::remove_rank(Rank& rank) {
   expected_.forget(rank.place);
   placement_.remove_engine(rank.place);
   blocks_.remove(rank.holder);
+  if (watch_.forgotten) watch_.forgotten(rank);
+  if (watch_.gone) watch_.gone(rank);
 }
 
 void KvFleet::set_engines(std::span<const std::shared_ptr<Engine>> engines, TimePoint now) {
   std::unordered_map<std::uint64_t, Entry> before = std::exchange(entries_, {});
+  std::unordered_set<std::uint64_t> decoding;
+  for (const auto& engine : engines) {
+    if (engine->role == Role::kDecode) decoding.insert(engine->id);
+  }
   for (const auto& engine : engines) {
     if (entries_.contains(engine->id)) continue;  // It has both roles.
+    const bool decodes = decoding.contains(engine->id);
     const auto known = before.find(engine->id);
-    if (known != before.end()) {
+    if (known != before.end() && known->second.decodes == decodes) {
       entries_.insert(before.extract(known));
       continue;
     }
-    Entry entry{.url = engine->url.text, .host = engine->url.host, .ranks = {}};
+    Entry entry{.url = engine->url.text,
+                .host = engine->url.host,
+                .engine = engine,
+                .ranks = {},
+                .decodes = decodes};
     add_rank(entry, engine->id, 0);
     entries_.emplace(engine->id, std::move(entry));
   }
@@ -86,20 +100,28 @@ void KvFleet::close_stream(Rank& rank, TimePoint now) {
   rank.stream = 0;
   rank.source.remove(now);
   rank.source = index::Source();
+  rank.hashes = {};
   rank.address = {};
+  forget_blocks(rank);
+  if (watch_.forgotten) watch_.forgotten(rank);
+}
+
+void KvFleet::forget_blocks(Rank& rank) {
+  rank.adoption.stop();
   blocks_.clear(rank.holder);
   expected_.forget(rank.place);
 }
 
 void KvFleet::open_stream(Rank& rank, const index::EventAddress& address) {
   const index::StreamId stream = next_stream_++;
-  const Result<void> added = streams_.add(stream, {.endpoint = address.endpoint,
-                                                   .replay_endpoint = address.replay_endpoint,
-                                                   .topic = address.topic,
-                                                   .decoder = {}});
+  const Result<void> added = streams_.add(
+      stream, {.endpoint = address.endpoint,
+               .replay_endpoint = address.replay_endpoint,
+               .topic = address.topic,
+               .decoder = {.dialect = address.dialect, .head_tokens = KvTokens::kHeadTokens}});
   if (!added) {
-    kLog.warn("the events of an engine are not received engine={} rank={} why=\"{}\"", rank.url,
-              rank.number, added.error().detail);
+    g_log.warn("the events of an engine are not received engine={} rank={} why=\"{}\"", rank.url,
+               rank.number, added.error().detail);
     return;
   }
   index::Source::Options options;
@@ -185,6 +207,33 @@ void KvFleet::arrive(index::Arrival&& arrival, TimePoint now) {
   run_actions(rank, now);
 }
 
+bool KvFleet::adopt(Rank& rank, const index::Source::Position& place, std::vector<index::Key> keys,
+                    TimePoint now) {
+  if (rank.stream == 0 || !rank.source.resume(place, now)) return false;
+  run_actions(rank, now);  // Forgets; what is replayed arrives later.
+  rank.adoption.begin(std::move(keys));
+  return true;
+}
+
+bool KvFleet::adopt_more() {
+  bool has_more = false;
+  bool has_stored = false;
+  for (auto& [id, entry] : entries_) {
+    for (const auto& rank : entry.ranks) {
+      if (!rank->adoption.is_active()) continue;
+      if (std::exchange(has_stored, true)) return true;
+      const std::span<const index::Key> keys = rank->adoption.next();
+      for (std::size_t at = 0; at < keys.size(); at += kSlice) {
+        blocks_.store(rank->holder, keys.subspan(at, std::min(kSlice, keys.size() - at)));
+      }
+      stats_.adopted += keys.size();
+      has_more = rank->adoption.is_active();
+      if (!has_more) rank->adoption.stop();
+    }
+  }
+  return has_more;
+}
+
 void KvFleet::tick(TimePoint now) {
   for (auto& [id, entry] : entries_) {
     for (const auto& rank : entry.ranks) {
@@ -204,8 +253,8 @@ void KvFleet::run_actions(Rank& rank, TimePoint now) {
         apply(rank, action.batch);
         break;
       case Kind::kForget:
-        blocks_.clear(rank.holder);
-        expected_.forget(rank.place);
+        forget_blocks(rank);
+        if (watch_.forgotten) watch_.forgotten(rank);
         break;
       case Kind::kReplay: {
         const Result<void> asked = streams_.replay(rank.stream, action.ticket, action.from);
@@ -215,17 +264,23 @@ void KvFleet::run_actions(Rank& rank, TimePoint now) {
       case Kind::kTrust:
         // A reason may change with each batch, such as the number of one that cannot be decoded.
         if (std::exchange(rank.logged, action.trust) == action.trust) break;
-        kLog.info("the state of an engine's events is {} engine={} rank={} reason=\"{}\"",
-                  index::to_string(action.trust), rank.url, rank.number, action.reason);
+        g_log.info("the state of an engine's events is {} engine={} rank={} reason=\"{}\"",
+                   index::to_string(action.trust), rank.url, rank.number, action.reason);
         break;
     }
   }
 }
 
 void KvFleet::apply(Rank& rank, const index::KvBatch& batch) {
+  // Removals come before the blocks that take their place, and those may be the same ones again.
+  bool has_removed = false;
+  const auto tell_removed = [&] {
+    if (std::exchange(has_removed, false) && watch_.removed) watch_.removed(rank);
+  };
   for (const index::KvEvent& event : batch.events) {
     switch (event.kind) {
       case index::EventKind::kStored:
+        tell_removed();
         apply_stored(rank, event);
         break;
       case index::EventKind::kRemoved:
@@ -235,24 +290,29 @@ void KvFleet::apply(Rank& rank, const index::KvBatch& batch) {
           blocks_.erase(rank.holder,
                         std::span(keys_).subspan(at, std::min(kSlice, keys_.size() - at)));
         }
+        rank.adoption.removed(keys_);
         stats_.removed += keys_.size();
+        has_removed = true;
         break;
       case index::EventKind::kCleared:
-        blocks_.clear(rank.holder);
-        expected_.forget(rank.place);
+        forget_blocks(rank);
         ++stats_.cleared;
+        has_removed = true;
         break;
     }
   }
+  tell_removed();
 }
 
 void KvFleet::apply_stored(Rank& rank, const index::KvEvent& event) {
+  tokens_.observe(rank.hashes, event);
   keys_.clear();
   for (const std::uint64_t hash : event.hashes) keys_.push_back(index::key_of(0, hash));
   for (std::size_t at = 0; at < keys_.size(); at += kSlice) {
     blocks_.store(rank.holder, std::span(keys_).subspan(at, std::min(kSlice, keys_.size() - at)),
                   at == 0 && !event.parent);
   }
+  rank.adoption.stored(keys_);
   stats_.stored += keys_.size();
   if (event.session_id.empty()) return;
   const index::Key parent = event.parent ? index::key_of(0, *event.parent) : 0;
@@ -262,6 +322,28 @@ void KvFleet::apply_stored(Rank& rank, const index::KvEvent& event) {
 const KvFleet::Entry* KvFleet::find(std::uint64_t engine) const {
   const auto found = entries_.find(engine);
   return found == entries_.end() ? nullptr : &found->second;
+}
+
+std::optional<index::Dialect> KvFleet::dialect_of(std::uint64_t engine) const {
+  const Entry* const entry = find(engine);
+  if (entry == nullptr) return std::nullopt;
+  for (const auto& rank : entry->ranks) {
+    if (rank->stream != 0) return rank->address.dialect;
+  }
+  return std::nullopt;
+}
+
+const KvFleet::Rank* KvFleet::hashing_rank(std::string_view model, bool is_salted) const {
+  for (const auto& [id, entry] : entries_) {
+    const ModelList& models = entry.engine->models;
+    const std::string_view name = model.empty() ? models.first() : model;
+    if (models.serves(name) != Serves::kYes || models.is_adapter(name)) continue;
+    for (const auto& rank : entry.ranks) {
+      const HashMode mode = is_salted ? rank->hashes.salted : rank->hashes.mode;
+      if (mode != 0 && rank->gives_credit()) return rank.get();
+    }
+  }
+  return nullptr;
 }
 
 KvFleet::Rank* KvFleet::find_rank(std::uint64_t engine, std::uint32_t number) {

@@ -9,18 +9,21 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "index/block_index.h"
+#include "index/events/adoption.h"
 #include "index/events/event_socket.h"
 #include "index/events/kv_event_sources.h"
 #include "index/events/source.h"
 #include "index/placement/expected_blocks.h"
 #include "index/placement/placement.h"
 #include "router/kv/kv_lessons.h"
+#include "router/kv/kv_tokens.h"
 #include "router/routing/fleet.h"
 
 namespace pegaflow::router {
@@ -46,6 +49,8 @@ class KvFleet {
     index::StreamId stream = 0;  ///< 0: the engine publishes no events.
     index::EventAddress address{};
     index::Source source{};
+    index::Adoption adoption{};                    ///< Blocks of another router's snapshot.
+    KvTokens::Engine hashes{};                     ///< How it hashes, as far as its events told.
     index::Trust logged = index::Trust::kUnknown;  ///< The state in the log.
 
     [[nodiscard]] bool gives_credit() const { return stream != 0 && source.gives_credit(); }
@@ -53,14 +58,24 @@ class KvFleet {
   struct Entry {
     std::string url;
     std::string host{};                        ///< The host in the URL.
+    std::shared_ptr<const Engine> engine{};    ///< For its models.
     std::vector<std::unique_ptr<Rank>> ranks;  ///< At least one, in the order of their numbers.
     std::string sources_error{};  ///< Why the engine's addresses are not used; empty: they are.
     bool was_asked = false;       ///< For its addresses.
+    bool decodes = true;          ///< It has the role of a decode engine.
   };
 
   /// All of them outlive the object.
   KvFleet(index::BlockIndex& blocks, index::Placement& placement, index::ExpectedBlocks& expected,
-          KvLessons& lessons, KvStreams streams);
+          KvLessons& lessons, KvTokens& tokens, KvStreams streams);
+
+  /// Calls about blocks that a rank no longer has.
+  struct Watch {
+    std::function<void(const Rank&)> removed;    ///< The engine has removed some or all.
+    std::function<void(const Rank&)> forgotten;  ///< They are no longer known.
+    std::function<void(const Rank&)> gone;       ///< The rank is; its numbers may be used again.
+  };
+  void watch(Watch calls) { watch_ = std::move(calls); }
 
   /// Replaces the engines. What is known of those that stay is kept.
   void set_engines(std::span<const std::shared_ptr<Engine>> engines, TimePoint now);
@@ -75,12 +90,27 @@ class KvFleet {
 
   /// Something arrived on a stream. Applies at most what one batch has.
   void arrive(index::Arrival&& arrival, TimePoint now);
+  /// Replaces what is known of a rank by another router's blocks, which are those at `place` of its
+  /// stream, and continues from there. False, without effect, if Source::resume() is. The blocks
+  /// are entered by adopt_more().
+  bool adopt(Rank& rank, const index::Source::Position& place, std::vector<index::Key> keys,
+             TimePoint now);
+  /// Enters index::Adoption::kSlice blocks of adopted ranks at most. Returns whether there are
+  /// more.
+  bool adopt_more();
   /// Timeouts of sources.
   void tick(TimePoint now);
 
   [[nodiscard]] const Entry* find(std::uint64_t engine) const;
+  /// The form of the engine's events, and of its names of blocks; nullopt without events.
+  [[nodiscard]] std::optional<index::Dialect> dialect_of(std::uint64_t engine) const;
+  /// A rank with credit whose hashes are known, of an engine that serves `model` itself and not
+  /// as an adapter; nullptr: none.
+  [[nodiscard]] const Rank* hashing_rank(std::string_view model, bool is_salted) const;
   [[nodiscard]] Rank* find_rank(std::uint64_t engine, std::uint32_t number);
   [[nodiscard]] const std::unordered_map<std::uint64_t, Entry>& entries() const { return entries_; }
+  /// Changes whenever a rank is added or removed.
+  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
   /// Whether any engine publishes events.
   [[nodiscard]] bool has_streams() const noexcept { return !by_stream_.empty(); }
   /// Sets or changes the node whose pool the ranks of an engine use; the holder and the node are
@@ -91,6 +121,7 @@ class KvFleet {
     std::uint64_t stored = 0;   ///< Blocks.
     std::uint64_t removed = 0;  ///< Blocks.
     std::uint64_t cleared = 0;  ///< Caches emptied by their engine.
+    std::uint64_t adopted = 0;  ///< Blocks of other routers' snapshots.
     std::uint64_t refused = 0;  ///< Ranks beyond the capacity of the index or of the placement.
   };
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
@@ -103,16 +134,21 @@ class KvFleet {
   void run_actions(Rank& rank, TimePoint now);
   void apply(Rank& rank, const index::KvBatch& batch);
   void apply_stored(Rank& rank, const index::KvEvent& event);
+  /// Removes all blocks of the rank.
+  void forget_blocks(Rank& rank);
 
   index::BlockIndex& blocks_;
   index::Placement& placement_;
   index::ExpectedBlocks& expected_;
   KvLessons& lessons_;
+  KvTokens& tokens_;
   KvStreams streams_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // By Engine::id.
   std::unordered_map<index::StreamId, Rank*> by_stream_;
   index::StreamId next_stream_ = 1;
+  Watch watch_;
   std::vector<index::Key> keys_;  // Kept between events.
+  std::uint64_t version_ = 1;
   Stats stats_;
 };
 

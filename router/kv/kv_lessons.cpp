@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
+
+#include "base/session_name.h"
 
 namespace pegaflow::router {
 
@@ -10,9 +13,14 @@ std::size_t KvLessons::size_of(const Lesson& lesson) {
          lesson.chain.capacity() * sizeof(index::Key);
 }
 
+KvLessons::Lesson* KvLessons::find(std::string_view session) {
+  const auto found = lessons_.find(session_name(session));
+  return found == lessons_.end() ? nullptr : &found->second;
+}
+
 void KvLessons::begin(std::string_view session, const index::Text& text,
-                      const std::vector<index::Key>& known) {
-  std::string name(session);
+                      const std::vector<index::Key>& known, By by) {
+  const std::uint64_t name = session_name(session);
   const auto found = lessons_.find(name);
   if (found != lessons_.end()) {
     Lesson& lesson = found->second;
@@ -27,23 +35,23 @@ void KvLessons::begin(std::string_view session, const index::Text& text,
     bytes_ -= size_of(lesson);
     lessons_.erase(found);
   }
-  Lesson lesson{.bytes = std::string(text.bytes), .text = text, .chain = known};
+  Lesson lesson{.bytes = std::string(text.bytes), .text = text, .chain = known, .by = by};
   const std::size_t size = size_of(lesson);
   if (lessons_.size() >= kMaxLessons || bytes_ + size > max_bytes_) {
     ++stats_.refused;
     return;
   }
   bytes_ += size;
-  Lesson& kept = lessons_.emplace(std::move(name), std::move(lesson)).first->second;
+  Lesson& kept = lessons_.emplace(name, std::move(lesson)).first->second;
   kept.text.bytes = kept.bytes;
 }
 
 void KvLessons::stored(std::string_view session, const index::Key* parent, const index::Key* keys,
                        std::size_t count) {
-  const auto found = lessons_.find(std::string(session));
-  if (found == lessons_.end() || count == 0) return;
-  Lesson& lesson = found->second;
-  if (lesson.is_ambiguous) return;
+  Lesson* const found = find(session);
+  if (found == nullptr || count == 0) return;
+  Lesson& lesson = *found;
+  if (lesson.is_ambiguous || lesson.by != By::kEvents) return;
   std::size_t at = 0;
   if (parent != nullptr) {
     // Mostly the last block so far.
@@ -78,16 +86,36 @@ void KvLessons::stored(std::string_view session, const index::Key* parent, const
 }
 
 void KvLessons::first_token(std::string_view session) {
-  const auto found = lessons_.find(std::string(session));
-  if (found == lessons_.end()) return;
-  found->second.is_whole = true;
-  teach(found->second);
+  Lesson* const lesson = find(session);
+  if (lesson == nullptr) return;
+  lesson->is_whole = true;
+  teach(*lesson);
+}
+
+bool KvLessons::reported(std::uint64_t session, std::vector<index::Key> keys) {
+  const auto found = lessons_.find(session);
+  if (found == lessons_.end() || found->second.by != By::kChain) return false;
+  Lesson& lesson = found->second;
+  if (lesson.is_ambiguous || keys.empty() || keys.size() > kMaxBlocks) return false;
+  if (bytes_ + keys.size() * sizeof(index::Key) > max_bytes_) {
+    ++stats_.refused;
+    return false;
+  }
+  bytes_ -= size_of(lesson);
+  lesson.chain = std::move(keys);
+  bytes_ += size_of(lesson);
+  lesson.confirmed = lesson.chain.size();
+  lesson.is_whole = true;  // It is of the whole prompt.
+  lesson.is_changed = true;
+  ++stats_.chains;
+  teach(lesson);
+  return true;
 }
 
 void KvLessons::end(std::string_view session, TimePoint now) {
-  const auto found = lessons_.find(std::string(session));
-  if (found == lessons_.end()) return;
-  Lesson& lesson = found->second;
+  Lesson* const found = find(session);
+  if (found == nullptr) return;
+  Lesson& lesson = *found;
   if (--lesson.requests > 0) return;
   lesson.has_ended = true;
   lesson.is_whole = true;
@@ -98,7 +126,9 @@ void KvLessons::end(std::string_view session, TimePoint now) {
 void KvLessons::teach(Lesson& lesson) {
   if (!lesson.is_changed || !lesson.is_whole || lesson.is_ambiguous) return;
   lesson.is_changed = false;
-  texts_.learn(lesson.text, std::span<const index::Key>(lesson.chain).first(lesson.confirmed));
+  const auto keys = std::span<const index::Key>(lesson.chain).first(lesson.confirmed);
+  texts_.learn(lesson.text, keys);
+  if (on_learned_) on_learned_(lesson.text, keys);
   ++stats_.learned;
 }
 

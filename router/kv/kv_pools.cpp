@@ -6,13 +6,11 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
+#include "router/http/log.h"
 
 namespace pegaflow::router {
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// Blocks of one call of the index.
 constexpr std::size_t kSlice = 2048;
@@ -30,8 +28,8 @@ void KvPools::set_servers(const std::vector<EngineUrl>& servers) {
     Node node{.url = url.text, .host = url.host};
     const auto place = placement_.add_node();
     if (!place) {
-      kLog.warn("a server is not used by the policy kv-aware server={} why=\"{}\"", url.text,
-                place.error().detail);
+      g_log.warn("a server is not used by the policy kv-aware server={} why=\"{}\"", url.text,
+                 place.error().detail);
       continue;
     }
     node.place = *place;
@@ -49,7 +47,9 @@ void KvPools::set_links(const std::string& server, const LinksPage& page) {
   if (found == nodes_.end()) return;
   Node& node = found->second;
   node.id = page.node;
+  node.has_disks = page.has_disks;
   node.error.clear();
+  node.has_chains = page.has_chains;
   for (const LinksPage::Link& link : page.links) {
     for (const auto& [url, other] : nodes_) {
       if (other.id != link.node) continue;
@@ -60,8 +60,10 @@ void KvPools::set_links(const std::string& server, const LinksPage& page) {
     }
   }
   std::set<std::string> spaces;
+  std::set<std::string> reported;  // Spaces of which an engine reports the chains of prompts.
   for (const LinksPage::Attached& engine : page.engines) {
     if (engine.is_connected) spaces.insert(engine.space);
+    if (engine.is_connected && engine.reports_chains) reported.insert(engine.space);
     if (engine.block_bytes != 0 && engine.block_tokens != 0) {
       placement_.set_bytes_per_token(static_cast<double>(engine.block_bytes) /
                                      static_cast<double>(engine.block_tokens));
@@ -75,7 +77,10 @@ void KvPools::set_links(const std::string& server, const LinksPage& page) {
     node.pools.emplace(engine.space, Pool{.space = engine.space, .holder = *holder});
   }
   // A pool without engines stays: they may come back, and others read from it.
-  for (auto& [space, pool] : node.pools) pool.has_engine = spaces.contains(space);
+  for (auto& [space, pool] : node.pools) {
+    pool.has_engine = spaces.contains(space);
+    pool.has_reports = reported.contains(space);
+  }
   attach_engines();
 }
 
@@ -117,19 +122,46 @@ void KvPools::attach_engines() {
       fleet_.attach(engine, std::nullopt, node == nullptr ? index::kNoNode : node->place);
       continue;
     }
+    if (const auto dialect = fleet_.dialect_of(engine)) {
+      name_blocks(node->pools.find(only->space)->second, *dialect);
+    }
     pool_of_.emplace(engine, std::pair(node->url, only->space));
     fleet_.attach(engine, only->holder, node->place);
   }
 }
 
+void KvPools::name_blocks(Pool& pool, index::Dialect dialect) {
+  const bool is_first = dialect == index::Dialect::kSglang;
+  if (std::exchange(pool.has_first_bits, is_first) == is_first) return;
+  restart(pool, "the pool is listed with the names of blocks that its engine's events have");
+}
+
 std::string KvPools::next_target(const std::string& server, const std::string& space) const {
   const Pool* const pool = find(server, space);
   if (pool == nullptr) return {};
+  // Engines of SGLang name blocks by the first bits of a key: their full keys are not asked for.
+  const std::string_view keys = pool->has_first_bits    ? "first8"
+                                : full_keys_ != nullptr ? "32"
+                                                        : "8";
   if (pool->cursor) {
-    return fmt::format("/blocks?namespace={}&cursor={}&keys=8", space, *pool->cursor);
+    return fmt::format("/blocks?namespace={}&cursor={}&keys={}", space, *pool->cursor, keys);
   }
-  return fmt::format("/journal?namespace={}&generation={}&position={}&keys=8", space,
-                     pool->generation, pool->position);
+  std::string target = fmt::format("/journal?namespace={}&generation={}&position={}&keys={}", space,
+                                   pool->generation, pool->position, keys);
+  if (!offers_chains(server)) return target;
+  target += "&chains=1";
+  if (pool->chain_position) target += fmt::format("&chain_position={}", *pool->chain_position);
+  return target;
+}
+
+bool KvPools::offers_chains(const std::string& server) const {
+  const auto node = nodes_.find(server);
+  return node != nodes_.end() && node->second.has_chains;
+}
+
+bool KvPools::offers_chains(std::uint64_t engine) const {
+  const auto found = pool_of_.find(engine);
+  return found != pool_of_.end() && offers_chains(found->second.first);
 }
 
 void KvPools::restart(Pool& pool, std::string reason) {
@@ -156,12 +188,32 @@ void KvPools::apply(Pool& pool, const PoolPage& page) {
     }
   }
   pool.changes += page.changes.size();
+  if (full_keys_ == nullptr) return;
+  for (std::size_t i = 0; i < page.keys.size(); ++i) {
+    if (!page.changes[i].is_gone) full_keys_->add(page.keys[i]);
+  }
+}
+
+void KvPools::learn(Pool& pool, const PoolPage& page) {
+  if (!page.chain_position) return;
+  pool.chain_position = page.chain_position;
+  for (const PoolPage::Chain& chain : page.chains) {
+    // The index has blocks of one size.
+    if (chain.block_tokens != page.block_tokens && page.block_tokens != 0) continue;
+    std::vector<index::Key> keys;
+    keys.reserve(chain.hashes.size());
+    for (const std::uint64_t hash : chain.hashes) keys.push_back(index::key_of(0, hash));
+    if (lessons_.reported(chain.session, std::move(keys))) ++pool.chains;
+  }
 }
 
 void KvPools::answered(const std::string& server, const std::string& space, const PoolPage& page) {
   Pool* const pool = find(server, space);
   if (pool == nullptr) return;
   const bool is_other = !pool->incarnation.empty() && pool->incarnation != page.server;
+  learn(*pool, page);
+  // Another process counts anew.
+  if (is_other) pool->chain_position.reset();
   if (is_other || (!page.is_list && (page.has_lost || page.generation != pool->generation))) {
     restart(*pool, is_other ? "the server has started again"
                             : "the journal lost changes, or the pool was reset");
@@ -217,6 +269,19 @@ const KvPools::Pool* KvPools::find(const std::string& server, const std::string&
 const KvPools::Pool* KvPools::pool_of(std::uint64_t engine) const {
   const auto found = pool_of_.find(engine);
   return found == pool_of_.end() ? nullptr : find(found->second.first, found->second.second);
+}
+
+std::pair<std::string_view, std::string_view> KvPools::place_of(std::uint64_t engine) const {
+  const auto found = pool_of_.find(engine);
+  if (found == pool_of_.end()) return {};
+  return {found->second.first, found->second.second};
+}
+
+bool KvPools::has_disks(const std::string& space) const {
+  for (const auto& [url, node] : nodes_) {
+    if (node.has_disks && node.error.empty() && node.pools.contains(space)) return true;
+  }
+  return false;
 }
 
 void KvPools::add_sources(const std::string& space, const index::Match& match,

@@ -16,6 +16,8 @@
 #include "index/block_index.h"
 #include "index/placement/placement.h"
 #include "router/kv/kv_fleet.h"
+#include "router/kv/kv_keys.h"
+#include "router/kv/kv_lessons.h"
 #include "router/kv/pool_page.h"
 
 namespace pegaflow::router {
@@ -35,22 +37,34 @@ class KvPools {
     std::optional<std::uint32_t> cursor{0};  ///< Where the list continues; not set: it is complete.
     bool is_trusted = false;                 ///< The list is complete, and changes follow it.
     bool has_engine = true;                  ///< One of the node has the namespace.
+    bool has_first_bits = false;             ///< Its blocks have the names of SGLang's events.
     std::string reason = "the pool's blocks were not listed yet";
-    std::uint64_t changes = 0;  ///< Received.
-    std::uint64_t lists = 0;    ///< Begun.
+    std::uint64_t changes = 0;                      ///< Received.
+    std::optional<std::uint64_t> chain_position{};  ///< Where the chains of prompts continue.
+    std::uint64_t chains = 0;                       ///< Those received that taught a text.
+    bool has_reports = false;  ///< An engine of it reports the chains of prompts.
+    std::uint64_t lists = 0;   ///< Begun.
   };
   struct Node {
     std::string url;   ///< The server's.
     std::string host;  ///< The host in it.
     std::string id{};  ///< The incarnation, 32 hexadecimal digits; empty: unknown.
     index::NodeId place = index::kNoNode;
+    bool has_disks = false;
+    bool has_chains = false;              ///< Its journal offers the chains of prompts.
     std::string error{};                  ///< Why /links is not known; empty: it is.
     std::map<std::string, Pool> pools{};  ///< By namespace.
   };
 
-  /// All of them outlive the object.
-  KvPools(index::BlockIndex& blocks, index::Placement& placement, KvFleet& fleet)
-      : blocks_(blocks), placement_(placement), fleet_(fleet) {}
+  /// All of them outlive the object. `keys` receives the full keys of blocks; nullptr: the servers
+  /// are asked for 8 bytes of each key.
+  KvPools(index::BlockIndex& blocks, index::Placement& placement, KvFleet& fleet,
+          KvLessons& lessons, KvKeys* keys = nullptr)
+      : blocks_(blocks),
+        placement_(placement),
+        fleet_(fleet),
+        lessons_(lessons),
+        full_keys_(keys) {}
 
   /// The server of an engine, by URLs, where addresses do not tell.
   void assign(const std::string& engine, const std::string& server) { assigned_[engine] = server; }
@@ -66,6 +80,10 @@ class KvPools {
 
   /// The path and query of the next request about a pool; empty: there is no such pool.
   [[nodiscard]] std::string next_target(const std::string& server, const std::string& space) const;
+  /// Whether the journals of a server have the chains of prompts: next_target() asks for them.
+  [[nodiscard]] bool offers_chains(const std::string& server) const;
+  /// Whether texts are learned from the chains of prompts that an engine reports to its server.
+  [[nodiscard]] bool offers_chains(std::uint64_t engine) const;
   /// The answer to it.
   void answered(const std::string& server, const std::string& space, const PoolPage& page);
   /// The request failed: the pool is listed from its start, or dropped if no engine uses it.
@@ -73,6 +91,10 @@ class KvPools {
 
   /// The pool that an engine loads from; nullptr: none is known.
   [[nodiscard]] const Pool* pool_of(std::uint64_t engine) const;
+  /// The URL of that pool's server, and the namespace; empty: none is known.
+  [[nodiscard]] std::pair<std::string_view, std::string_view> place_of(std::uint64_t engine) const;
+  /// Whether a node with the namespace also has disks.
+  [[nodiscard]] bool has_disks(const std::string& space) const;
   [[nodiscard]] const std::map<std::string, Node>& nodes() const { return nodes_; }
   /// Appends the pools of the namespace `space` that hold blocks of the chain, for the placement.
   void add_sources(const std::string& space, const index::Match& match,
@@ -85,6 +107,8 @@ class KvPools {
   [[nodiscard]] const Pool* find(const std::string& server, const std::string& space) const;
   void restart(Pool& pool, std::string reason);
   void apply(Pool& pool, const PoolPage& page);
+  void learn(Pool& pool, const PoolPage& page);
+  void name_blocks(Pool& pool, index::Dialect dialect);
   void remove_pool(Pool& pool) { blocks_.remove(pool.holder); }
   /// The node of an engine; nullptr: not known.
   [[nodiscard]] Node* node_of(const std::string& engine_url, const std::string& engine_host);
@@ -92,6 +116,8 @@ class KvPools {
   index::BlockIndex& blocks_;
   index::Placement& placement_;
   KvFleet& fleet_;
+  KvLessons& lessons_;
+  KvKeys* const full_keys_;
   std::map<std::string, Node> nodes_;  // By URL.
   std::map<std::string, std::string> assigned_;
   std::unordered_map<std::uint64_t, std::pair<std::string, std::string>>

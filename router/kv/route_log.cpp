@@ -30,6 +30,19 @@ std::string or_null(const std::optional<T>& value) {
   return value ? fmt::format("{}", *value) : "null";
 }
 
+std::string prefetch_json(const RouteLog::Entry& entry) {
+  if (!entry.prefetch) return "null";
+  return fmt::format(R"({{"state":"{}","blocks":{},"cancelled":{}}})", to_string(*entry.prefetch),
+                     entry.prefetch_blocks, entry.is_prefetch_cancelled);
+}
+
+std::string pair_json(const std::optional<KvPair>& pair) {
+  if (!pair) return "null";
+  return fmt::format(
+      R"({{"skips_prefill":{},"transfer_s":{:.6f},"cost_s":{:.6f},"alone_cost_s":{:.6f}}})",
+      pair->skips_prefill, pair->transfer, pair->cost, pair->alone_cost);
+}
+
 std::string entry_json(const RouteLog::Entry& entry, TimePoint now) {
   std::string out = fmt::format(
       R"({{"number":{},"age_s":{:.3f},"model":{},"role":{},"policy":{},"prompt_tokens":{},)"
@@ -45,10 +58,10 @@ std::string entry_json(const RouteLog::Entry& entry, TimePoint now) {
   std::string first = "null";
   if (entry.first_token) first = fmt::format("{:.6f}", seconds(*entry.first_token));
   out += fmt::format(
-      R"(],"predicted_cached_tokens":{},"outcome":{{"first_token_s":{},"prompt_tokens":{},)"
+      R"(],"predicted_cached_tokens":{},"prefetch":{},"pair":{},"outcome":{{"first_token_s":{},"prompt_tokens":{},)"
       R"("cached_tokens":{},"ended":{}}}}})",
-      entry.predicted_cached, first, or_null(entry.reported_prompt), or_null(entry.reported_cached),
-      entry.has_ended);
+      entry.predicted_cached, prefetch_json(entry), pair_json(entry.pair), first,
+      or_null(entry.reported_prompt), or_null(entry.reported_cached), entry.has_ended);
   return out;
 }
 

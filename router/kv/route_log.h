@@ -13,6 +13,8 @@
 
 #include "base/clock.h"
 #include "index/placement/placement.h"
+#include "router/kv/kv_prefetch.h"
+#include "router/kv/kv_request.h"
 
 namespace pegaflow::router {
 
@@ -49,6 +51,10 @@ class RouteLog {
     std::optional<std::uint32_t> reported_prompt{};
     std::optional<Duration> first_token{};  ///< From the request to the engine's first byte.
     bool has_ended = false;
+    std::optional<KvPair> pair{};  ///< The decision about both legs, if it was made before this.
+    std::optional<PrefetchState> prefetch{};  ///< Not set: none would have paid.
+    std::uint32_t prefetch_blocks = 0;        ///< Keys of it.
+    bool is_prefetch_cancelled = false;
   };
 
   /// Keeps the entry and returns its number.

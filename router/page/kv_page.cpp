@@ -23,35 +23,33 @@ std::vector<const KvFleet::Entry*> by_url(const KvRouting& routing) {
   return entries;
 }
 
-/// The state of a rank's events, and why.
-std::string_view state_of(const KvFleet::Rank& rank) {
-  return rank.stream == 0 ? std::string_view("no_events") : index::to_string(rank.source.trust());
-}
-
-std::string_view reason_of(const KvFleet::Entry& entry, const KvFleet::Rank& rank) {
-  if (rank.stream != 0) return rank.source.reason();
-  if (!entry.sources_error.empty()) return entry.sources_error;
-  return entry.was_asked ? "the engine does not list this rank" : "not asked yet";
+/// By which way the router learns what the engine's prompts became.
+std::string_view known_by(const KvRouting& routing, const KvFleet::Rank& rank) {
+  if (rank.stream != 0) return "events";
+  const KvPools::Pool* const pool = routing.pools().pool_of(rank.engine);
+  if (pool == nullptr) return "none";
+  return pool->has_reports && routing.pools().offers_chains(rank.engine) ? "chains" : "pool";
 }
 
 std::string rank_json(const KvRouting& routing, const KvFleet::Entry& entry,
                       const KvFleet::Rank& rank, TimePoint now) {
   const index::Source::Stats& stats = rank.source.stats();
   return fmt::format(
-      R"({{"url":{},"rank":{},"events":"{}","reason":{},"blocks":{},"block_size":{},)"
-      R"("batches":{},"gaps":{},"restarts":{},"queue_s":{:.3f},"tokens_per_s":{:.0f}}})",
-      json_quote(entry.url), rank.number, state_of(rank), json_quote(reason_of(entry, rank)),
-      routing.blocks_of(rank), rank.source.block_size(), stats.applied, stats.gaps, stats.restarts,
-      routing.queue_seconds(rank, now), routing.tokens_per_second(rank));
+      R"({{"url":{},"rank":{},"known_by":"{}","events":"{}","reason":{},"blocks":{},"block_size":{},)"
+      R"("batches":{},"gaps":{},"restarts":{},"queue_s":{:.3f},"tokens_per_s":{:.0f},"hashes":{}}})",
+      json_quote(entry.url), rank.number, known_by(routing, rank), events_state(rank),
+      json_quote(events_reason(entry, rank)), routing.blocks_of(rank), rank.source.block_size(),
+      stats.applied, stats.gaps, stats.restarts, routing.queue_seconds(rank, now),
+      routing.tokens_per_second(rank), json_quote(routing.tokens().name_of(rank.hashes.mode)));
 }
 
 std::string pool_json(const KvRouting& routing, const KvPools::Node& node,
                       const KvPools::Pool& pool) {
   return fmt::format(
       R"({{"server":{},"namespace":{},"trusted":{},"reason":{},"blocks":{},"block_size":{},)"
-      R"("lists":{},"changes":{}}})",
+      R"("lists":{},"changes":{},"chains":{}}})",
       json_quote(node.url), json_quote(pool.space), pool.is_trusted, json_quote(pool.reason),
-      routing.blocks_of(pool), pool.block_tokens, pool.lists, pool.changes);
+      routing.blocks_of(pool), pool.block_tokens, pool.lists, pool.changes, pool.chains);
 }
 
 void by_pool(MetricsPage& page, const KvRouting& routing) {
@@ -72,6 +70,9 @@ void by_pool(MetricsPage& page, const KvRouting& routing) {
   each(Type::Counter, "kv_pool_lists_total",
        "Times that the router has listed the pool, because it could not follow the changes",
        [](const KvPools::Pool& pool) { return pool.lists; });
+  each(Type::Counter, "kv_pool_chains_total",
+       "Prompts whose blocks were learned from what engines reported to the server",
+       [](const KvPools::Pool& pool) { return pool.chains; });
 }
 
 void by_rank(MetricsPage& page, const KvRouting& routing, TimePoint now) {
@@ -104,7 +105,7 @@ void by_rank(MetricsPage& page, const KvRouting& routing, TimePoint now) {
     for (const auto& rank : entry->ranks) {
       page.sample(1, {{"engine", entry->url},
                       {"rank", std::to_string(rank->number)},
-                      {"state", std::string(state_of(*rank))}});
+                      {"state", std::string(events_state(*rank))}});
     }
   }
 }
@@ -114,9 +115,19 @@ void decisions(MetricsPage& page, const KvRouting& routing) {
   page.counters("kv_decisions_total", "Engines chosen, by the policy that chose", "policy",
                 {{"kv-aware", static_cast<double>(stats.chosen)},
                  {"fallback", static_cast<double>(stats.fallbacks)}});
+  page.counters("kv_pairs_total",
+                "Prompts for whose prefill and decode engine one cost decided, by the decision",
+                "prefill",
+                {{"sent", static_cast<double>(stats.pairs)},
+                 {"skipped", static_cast<double>(stats.skipped_prefills)}});
   page.counters("kv_texts_total", "Prompts, by whether their first blocks were known", "known",
                 {{"yes", static_cast<double>(stats.known_texts)},
                  {"no", static_cast<double>(stats.unknown_texts)}});
+  page.counters("kv_token_prompts_total",
+                "Prompts of token ids, by whether their blocks were computed or are learned",
+                "keys",
+                {{"computed", static_cast<double>(routing.tokens().stats.hashed)},
+                 {"learned", static_cast<double>(routing.tokens().stats.learned)}});
   page.counter("kv_full_reports_total",
                "Requests whose engine was asked to announce reused blocks, too",
                stats.full_reports);
@@ -126,10 +137,34 @@ void decisions(MetricsPage& page, const KvRouting& routing) {
                stats.predicted_tokens);
   page.counter("kv_cached_tokens_total", "Cached tokens that their engines reported",
                stats.reported_tokens);
-  page.counters("kv_reports_total", "Reports of cached tokens, by their distance to the prediction",
-                "within_a_block",
-                {{"yes", static_cast<double>(stats.close_reports)},
-                 {"no", static_cast<double>(stats.reports - stats.close_reports)}});
+  page.counters(
+      "kv_reports_total", "Reports of cached tokens, by their distance to the prediction",
+      "within_a_block",
+      {{"yes", static_cast<double>(stats.close_reports)},
+       {"evicted", static_cast<double>(stats.evicted_reports)},
+       {"no", static_cast<double>(stats.reports - stats.close_reports - stats.evicted_reports)}});
+}
+
+void prefetches(MetricsPage& page, const KvRouting& routing) {
+  const KvKeys* const keys = routing.keys();
+  if (keys == nullptr) return;
+  const PrefetchCounts& counts = routing.prefetch_counts();
+  page.begin(Type::Counter, "prefetches_total",
+             "Prefetches that would have paid, by what became of them at the server");
+  for (std::size_t i = 0; i < kPrefetchStateCount; ++i) {
+    const auto state = static_cast<PrefetchState>(i);
+    page.sample(counts.by_state[i], {{"result", std::string(to_string(state))}});
+  }
+  page.counter("prefetches_cancelled_total",
+               "Prefetches cancelled because the client left or another engine was tried",
+               counts.cancelled);
+  page.counter("prefetched_blocks_total",
+               "Blocks in the prefetches that servers accepted, whether they found them or not",
+               counts.blocks);
+  page.gauge("kv_keys", "Full keys of blocks that the router has for prefetches", keys->size());
+  page.gauge("kv_keys_bytes", "Memory of these keys", keys->bytes());
+  page.counter("kv_keys_forgotten_total", "Full keys forgotten because of --prefetch-key-bytes",
+               keys->forgotten());
 }
 
 void memory(MetricsPage& page, const KvRouting& routing) {
@@ -149,6 +184,16 @@ void memory(MetricsPage& page, const KvRouting& routing) {
 
 }  // namespace
 
+std::string_view events_state(const KvFleet::Rank& rank) {
+  return rank.stream == 0 ? std::string_view("no_events") : index::to_string(rank.source.trust());
+}
+
+std::string_view events_reason(const KvFleet::Entry& entry, const KvFleet::Rank& rank) {
+  if (rank.stream != 0) return rank.source.reason();
+  if (!entry.sources_error.empty()) return entry.sources_error;
+  return entry.was_asked ? "the engine does not list this rank" : "not asked yet";
+}
+
 std::string kv_health(const KvRouting& routing, TimePoint now) {
   std::string ranks;
   for (const KvFleet::Entry* const entry : by_url(routing)) {
@@ -167,8 +212,11 @@ std::string kv_health(const KvRouting& routing, TimePoint now) {
       pools += (pools.empty() ? "\n  " : ",\n  ") + pool_json(routing, node, pool);
     }
   }
-  return fmt::format(R"({{"blocks":{},"texts":{},"sources":[{}],"pools":[{}]}})",
-                     routing.block_stats().blocks, routing.text_stats().chains, ranks, pools);
+  const std::string others =
+      routing.observer() == nullptr ? std::string() : routing.observer()->health(now);
+  return fmt::format(R"({{"blocks":{},"texts":{},{}"sources":[{}],"pools":[{}]}})",
+                     routing.block_stats().blocks, routing.text_stats().chains, others, ranks,
+                     pools);
 }
 
 bool kv_is_good(const KvRouting& routing) {
@@ -177,14 +225,16 @@ bool kv_is_good(const KvRouting& routing) {
       if (rank->stream != 0 && rank->source.trust() == index::Trust::kUntrusted) return false;
     }
   }
-  return true;
+  return routing.observer() == nullptr || routing.observer()->is_good();
 }
 
 void kv_metrics(MetricsPage& page, const KvRouting& routing, TimePoint now) {
   decisions(page, routing);
   by_rank(page, routing, now);
   by_pool(page, routing);
+  prefetches(page, routing);
   memory(page, routing);
+  if (routing.observer() != nullptr) routing.observer()->metrics(page);
 }
 
 }  // namespace pegaflow::router

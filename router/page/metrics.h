@@ -30,12 +30,15 @@ struct Metrics {
   /// By route and status class; "gone": the client left before the response.
   std::map<std::pair<std::string_view, std::string_view>, std::uint64_t> requests;
   std::array<std::uint64_t, kPrefillCount> prefill{};
+  std::array<std::uint64_t, kHandoverCount> handovers{};  ///< Requests with a prefill.
+  std::array<LatencyHistogram, kHandoverCount> added;     ///< From the prefill to the first event.
   std::array<std::uint64_t, kFirstTokenCount> first_token{};  ///< With --pd-first-token.
   std::array<LatencyHistogram, kRoleCount> leg;  ///< From the request to the end of the response.
   LatencyHistogram first_event;                  ///< From the request to the first event sent.
   LatencyHistogram between_events;               ///< Mean of one stream.
   LatencyHistogram whole;                        ///< From the request to the end of the response.
   LatencyHistogram queue_wait;
+  LatencyHistogram turn_wait;  ///< For other routers' placements.
   std::array<std::uint64_t, kRoleCount> retries{};
   std::uint64_t suspect_requests = 0;  ///< Requests that crashed two engines.
   std::uint64_t unknown_models = 0;    ///< 404 of the router itself.
@@ -44,17 +47,23 @@ struct Metrics {
   std::uint64_t cancelled_legs = 0;    ///< Requests to engines ended because the client left.
   std::uint64_t refused_keys = 0;
   std::uint64_t rate_limited = 0;
-  std::uint64_t queue_refused = 0;   ///< 429: the queue was full.
-  std::uint64_t queue_timeouts = 0;  ///< 503: waited too long.
-  std::uint64_t no_engine = 0;       ///< 503: no engine was up.
-  std::uint64_t memory_refused = 0;  ///< 503: --body-memory was full.
-  std::uint64_t bad_requests = 0;    ///< Invalid HTTP requests.
-  std::uint64_t slow_requests = 0;   ///< 408.
-  std::uint64_t connections = 0;     ///< Current.
+  std::uint64_t queue_refused = 0;         ///< 429: the queue was full.
+  std::uint64_t queue_waits_for_room = 0;  ///< Requests that have joined the queue, by reason.
+  std::uint64_t queue_waits_for_time = 0;
+  std::uint64_t queue_timeouts = 0;     ///< 503: waited too long.
+  std::uint64_t announced_fetched = 0;  ///< Announced requests whose blocks are fetched.
+  std::uint64_t announced_nothing = 0;  ///< Those without a block to fetch, or beyond a limit.
+  std::uint64_t no_engine = 0;          ///< 503: no engine was up.
+  std::uint64_t memory_refused = 0;     ///< 503: --body-memory was full.
+  std::uint64_t bad_requests = 0;       ///< Invalid HTTP requests.
+  std::uint64_t slow_requests = 0;      ///< 408.
+  std::uint64_t connections = 0;        ///< Current.
   std::uint64_t connections_refused = 0;
   std::uint64_t address_refused = 0;  ///< Connections beyond --max-connections-per-address.
   std::uint64_t in_flight = 0;        ///< Current requests.
   std::uint64_t queued = 0;           ///< Current.
+  std::uint64_t queue_clients = 0;    ///< With a request in the queue, when the page is read.
+  std::uint64_t queue_tokens = 0;     ///< The sum of its prompts, when the page is read.
   std::uint64_t body_bytes = 0;       ///< Current, of all requests.
   std::uint64_t engine_list_errors = 0;
   std::uint64_t key_file_errors = 0;
@@ -66,5 +75,10 @@ class KvRouting;
 /// The page /metrics, for Prometheus. `kv` is nullptr when no policy is kv-aware.
 std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
                          const NamespaceView& namespaces, const KvRouting* kv, TimePoint now);
+
+/// The metrics of pegaflow-index: the same names with another prefix, without those of requests to
+/// engines.
+std::string index_metrics_page(const Metrics& metrics, const Fleet& fleet, const KvRouting& kv,
+                               TimePoint now);
 
 }  // namespace pegaflow::router

@@ -67,15 +67,26 @@ void compared(MetricsPage& page, const NamespaceView& namespaces) {
   }
 }
 
-void outcomes(MetricsPage& page, const Metrics& metrics) {
+void requests(MetricsPage& page, const Metrics& metrics) {
   page.begin(Type::Counter, "requests_total", "Requests by route and class of status");
   for (const auto& [key, count] : metrics.requests) {
     page.sample(count, {{"route", std::string(key.first)}, {"status", std::string(key.second)}});
   }
+}
+
+void outcomes(MetricsPage& page, const Metrics& metrics) {
   page.begin(Type::Counter, "prefill_total",
              "Outcomes of the prefill of requests that may be split, by reason");
   for (std::size_t i = 0; i < kPrefillCount; ++i) {
     page.sample(metrics.prefill[i], {{"reason", std::string(to_string(static_cast<Prefill>(i)))}});
+  }
+  page.begin(
+      Type::Counter, "handover_total",
+      "Requests with a prefill, by how its end and the decode engine's request followed each "
+      "other");
+  for (std::size_t i = 0; i < kHandoverCount; ++i) {
+    page.sample(metrics.handovers[i],
+                {{"result", std::string(to_string(static_cast<Handover>(i)))}});
   }
   page.begin(
       Type::Counter, "first_token_total",
@@ -91,6 +102,13 @@ void durations(MetricsPage& page, const Metrics& metrics) {
   for (std::size_t i = 0; i < kRoleCount; ++i) {
     page.histogram(metrics.leg[i], {{"role", std::string(to_string(static_cast<Role>(i)))}});
   }
+  page.begin(Type::Histogram, "handover_added_seconds",
+             "Time from the end of a prefill to the first event of the stream, by handover_total's "
+             "result");
+  for (std::size_t i = 0; i < kHandoverCount; ++i) {
+    page.histogram(metrics.added[i],
+                   {{"result", std::string(to_string(static_cast<Handover>(i)))}});
+  }
   page.histogram("first_event_seconds", "Time from a request to the first event of its stream",
                  metrics.first_event);
   page.histogram("between_events_seconds", "Mean time between the events of a stream",
@@ -99,6 +117,12 @@ void durations(MetricsPage& page, const Metrics& metrics) {
                  metrics.whole);
   page.histogram("queue_wait_seconds", "Time that requests waited for an engine",
                  metrics.queue_wait);
+  page.counters("announced_requests_total", "Requests that clients announced, by outcome", "result",
+                {{"fetched", static_cast<double>(metrics.announced_fetched)},
+                 {"nothing", static_cast<double>(metrics.announced_nothing)}});
+  page.histogram("turn_wait_seconds",
+                 "Time that requests waited for the placements of other routers",
+                 metrics.turn_wait);
 }
 
 void legs(MetricsPage& page, const Metrics& metrics) {
@@ -126,6 +150,13 @@ void refusals(MetricsPage& page, const Metrics& metrics) {
   page.counter("refused_keys_total", "Requests without a known API key", metrics.refused_keys);
   page.counter("rate_limited_total", "Requests beyond the rate of their API key",
                metrics.rate_limited);
+  page.counters(
+      "queue_waits_total",
+      "Requests that joined the queue, by reason: all engines have their limit of requests "
+      "(room), or more to compute than --engine-queue-time (time)",
+      "reason",
+      {{"room", static_cast<double>(metrics.queue_waits_for_room)},
+       {"time", static_cast<double>(metrics.queue_waits_for_time)}});
   page.counter("queue_refused_total", "Requests refused because the queue was full",
                metrics.queue_refused);
   page.counter("queue_timeouts_total",
@@ -160,6 +191,9 @@ void in_flight(MetricsPage& page, const Metrics& metrics) {
   page.gauge("connections", "Open connections of clients", metrics.connections);
   page.gauge("requests_in_flight", "Requests in flight", metrics.in_flight);
   page.gauge("queue_length", "Requests that wait for an engine", metrics.queued);
+  page.gauge("queue_clients", "Clients with a request that waits for an engine",
+             metrics.queue_clients);
+  page.gauge("queue_tokens", "Tokens of the prompts that wait for an engine", metrics.queue_tokens);
   page.gauge("body_bytes", "Bytes of the request bodies in memory", metrics.body_bytes);
 }
 
@@ -168,6 +202,7 @@ void in_flight(MetricsPage& page, const Metrics& metrics) {
 std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
                          const NamespaceView& namespaces, const KvRouting* kv, TimePoint now) {
   MetricsPage page("pegaflow_router_");
+  requests(page, metrics);
   outcomes(page, metrics);
   durations(page, metrics);
   legs(page, metrics);
@@ -177,6 +212,20 @@ std::string metrics_page(const Metrics& metrics, const Fleet& fleet,
   engines(page, fleet, now);
   if (namespaces.is_watched) compared(page, namespaces);
   if (kv != nullptr) kv_metrics(page, *kv, now);
+  return page.text();
+}
+
+std::string index_metrics_page(const Metrics& metrics, const Fleet& fleet, const KvRouting& kv,
+                               TimePoint now) {
+  MetricsPage page("pegaflow_index_");
+  requests(page, metrics);
+  page.histogram("request_seconds", "Time from a request to the end of its response",
+                 metrics.whole);
+  refusals(page, metrics);
+  configuration(page, metrics);
+  in_flight(page, metrics);
+  engines(page, fleet, now);
+  kv_metrics(page, kv, now);
   return page.text();
 }
 

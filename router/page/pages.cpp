@@ -95,6 +95,20 @@ std::optional<std::vector<std::string>> read_model_ids(std::string_view answer) 
   return ids;
 }
 
+std::vector<std::string> read_adapter_ids(std::string_view answer) {
+  std::vector<std::string> ids;
+  const auto members = read_members(answer);
+  const JsonMember* const list = members ? find_member(*members, "data") : nullptr;
+  if (list == nullptr || list->value.front() != '[') return ids;
+  const auto elements = read_elements(list->value);
+  if (!elements) return ids;
+  for (const std::string_view model : *elements) {
+    const auto fields = read_members(model);
+    if (fields && !text_of(*fields, "parent").empty()) ids.push_back(text_of(*fields, "id"));
+  }
+  return ids;
+}
+
 std::string error_frame(bool is_anthropic, Errc why) {
   const std::string_view text = why == Errc::kTimeout
                                     ? "the engine stopped sending within the stream"

@@ -43,6 +43,9 @@ inline constexpr std::size_t kModelListBytes = std::size_t{1024} * 1024;
 /// The ids in a response to GET /v1/models, in order; nullopt for an invalid response.
 std::optional<std::vector<std::string>> read_model_ids(std::string_view answer);
 
+/// The ids in such a response that are adapters: those with a `parent`.
+std::vector<std::string> read_adapter_ids(std::string_view answer);
+
 /// Merges the responses of several engines to GET /v1/models into one. A model that several engines
 /// have is listed once, as the first engine lists it. Invalid responses are left out.
 std::string merge_models(std::span<const std::string> answers);

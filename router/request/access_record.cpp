@@ -1,5 +1,6 @@
 #include "router/request/access_record.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 
@@ -33,6 +34,13 @@ void AccessRecord::count(Metrics& metrics, const Subject& subject, Duration whol
     ++metrics.first_token[static_cast<std::size_t>(*first_token)];
   }
   if (status != 0 && !subject.is_gone) metrics.whole.record(whole);
+  if (handover && !subject.is_gone) {
+    ++metrics.handovers[static_cast<std::size_t>(*handover)];
+    if (first_event_time && prefilled_at) {
+      metrics.added[static_cast<std::size_t>(*handover)].record(
+          std::max<Duration>(began + *first_event_time - *prefilled_at, Duration::zero()));
+    }
+  }
   if (first_event_time) {
     metrics.first_event.record(*first_event_time);
     if (events > 1) {
@@ -51,6 +59,7 @@ std::string AccessRecord::line(const Subject& subject, Duration whole) const {
   };
   text("key", subject.key_name);
   text("prefill", prefill ? to_string(*prefill) : std::string_view());
+  text("legs", handover ? to_string(*handover) : std::string_view());
   text("first_token", first_token ? to_string(*first_token) : std::string_view());
   text("p", prefill_engine);
   text("d", decode_engine);

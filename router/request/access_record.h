@@ -27,6 +27,8 @@ struct AccessRecord {
   std::string prefill_engine{};
   std::string decode_engine{};
   std::optional<Duration> prefill_time{};
+  std::optional<Handover> handover{};       ///< Unless the decode engine prefills.
+  std::optional<TimePoint> prefilled_at{};  ///< When that prefill ended.
   std::optional<Duration> first_event_time{};
   std::uint64_t events = 0;
   std::uint64_t bytes_in = 0;

@@ -3,6 +3,7 @@
 /// The client of a request, as an exchange sees it.
 
 #include <functional>
+#include <string>
 #include <string_view>
 
 #include <boost/asio/awaitable.hpp>
@@ -23,6 +24,9 @@ class Client {
   virtual void watch(std::function<void()> on_gone) = 0;
   virtual void unwatch() = 0;
   [[nodiscard]] virtual bool is_gone() const noexcept = 0;
+
+  /// The client's address, of IPv6 the first 64 bits; empty: it is not known.
+  [[nodiscard]] virtual std::string address() const = 0;
 
   /// Ends the connection after the current response, whose head announces it.
   virtual void end_with_this_response() noexcept = 0;

@@ -39,7 +39,8 @@ ClientRequest::ClientRequest(Client& client, Shared& shared, const RequestHead& 
       shared_(shared),
       head_(head),
       record_(record),
-      route_(find_route(head.method, head.target, shared.options.pass)),
+      route_(shared.options.is_index ? find_index_route(head.method, head.target)
+                                     : find_route(head.method, head.target, shared.options.pass)),
       cors_(cors_lines(shared.options.cors_origins, head.fields)) {
   const std::string* const id = find_field(head.fields, "x-request-id");
   id_ = id != nullptr && is_request_id(*id)
@@ -90,6 +91,12 @@ std::string ClientRequest::engine_head(const Engine& engine, std::size_t body_si
   return request;
 }
 
+Role ClientRequest::first_role() const noexcept {
+  const bool splits = route_.kind == RouteKind::kSplit ||
+                      (route_.kind == RouteKind::kAnnounced && route_.announced != "responses");
+  return splits && shared_.fleet.has(Role::kPrefill) ? Role::kPrefill : Role::kDecode;
+}
+
 std::string ClientRequest::response_head(const ResponseHead& head, std::string_view framing) {
   std::string out;
   out.reserve(512);
@@ -116,8 +123,11 @@ std::string ClientRequest::response_head(const ResponseHead& head, std::string_v
 std::string ClientRequest::own_head(unsigned status, std::string_view type, std::size_t size,
                                     std::string_view fields) {
   return fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{}{}{}\r\n",
-                     status, status == 200 ? "OK" : "Service Unavailable", type, size, fields,
-                     cors_, keeps_connection() ? "" : "Connection: close\r\n");
+                     status,
+                     status == 200   ? "OK"
+                     : status == 202 ? "Accepted"
+                                     : "Service Unavailable",
+                     type, size, fields, cors_, keeps_connection() ? "" : "Connection: close\r\n");
 }
 
 std::string ClientRequest::error(unsigned status, std::string_view text, std::string_view fields) {

@@ -26,12 +26,19 @@ class ClientRequest {
   [[nodiscard]] Shared& shared() const noexcept { return shared_; }
   [[nodiscard]] const RequestHead& head() const noexcept { return head_; }
   [[nodiscard]] const Route& route() const noexcept { return route_; }
+  /// The engines that receive the request first, or would receive the announced one: those that
+  /// compute its prompt.
+  [[nodiscard]] Role first_role() const noexcept;
   [[nodiscard]] const std::string& id() const noexcept { return id_; }
   [[nodiscard]] const std::string& cors() const noexcept { return cors_; }
   [[nodiscard]] const std::string& key_name() const noexcept { return key_name_; }
   [[nodiscard]] bool is_head() const noexcept { return head_.method == "HEAD"; }
   /// Whether bodies of unknown length are sent to the client in chunks.
   [[nodiscard]] bool is_chunked() const noexcept { return !head_.is_http_10; }
+
+  /// Whether the request is served only with a token that covers its body.
+  [[nodiscard]] bool needs_token() const noexcept { return needs_token_; }
+  void set_needs_token() noexcept { needs_token_ = true; }
 
   void set_route(const Route& route) { route_ = route; }
   void set_key_name(std::string_view name) { key_name_ = name; }
@@ -65,6 +72,7 @@ class ClientRequest {
   const RequestHead& head_;
   AccessRecord& record_;
   Route route_;
+  bool needs_token_ = false;
   std::string id_;
   std::string cors_;      // Lines of each response.
   std::string key_name_;  // A copy: the list of keys may be replaced during the request.

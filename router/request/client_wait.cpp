@@ -33,6 +33,11 @@ void ClientWait::interrupt() {
   timer_->cancel();
 }
 
+void ClientWait::cancel() {
+  if (call_ != nullptr) call_->cancel();
+  timer_->cancel();
+}
+
 asio::awaitable<bool> ClientWait::wait_until(TimePoint end) {
   boost::system::error_code ignored;
   timer_->expires_at(end);

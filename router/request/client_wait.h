@@ -26,6 +26,9 @@ class ClientWait {
   /// Ends the wait and the call in flight, because the client left.
   void interrupt();
 
+  /// Ends them for another reason: the caller finds that out.
+  void cancel();
+
   /// Waits for `time`, or until wake(). False when the client left.
   boost::asio::awaitable<bool> wait(Duration time);
   /// Waits until wake(). False when the client left.

@@ -25,7 +25,10 @@ asio::awaitable<void> read_list(std::shared_ptr<Lists> lists, Shared& shared,
       co_await get_from_engine(shared.engine_connections, engine, std::move(head),
                                shared.options.health_timeout, kModelListBytes);
   if (!got || got->status != 200) co_return;
-  if (const auto ids = read_model_ids(got->body)) engine->models.set(*ids);
+  if (const auto ids = read_model_ids(got->body)) {
+    engine->models.set(*ids);
+    engine->models.set_adapters(read_adapter_ids(got->body));
+  }
   lists->push_back(got->body);
 }
 

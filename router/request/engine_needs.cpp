@@ -1,16 +1,10 @@
 #include "router/request/engine_needs.h"
 
-#include "base/log.h"
+#include "router/http/log.h"
 
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
-
-namespace {
-
-constexpr Log kLog{"router"};
-
-}  // namespace
 
 Fleet::Request EngineNeeds::fleet_request(const std::vector<const Engine*>& tried) const {
   return {.view = view, .model = model, .tried = tried, .excluded = crashed_};
@@ -24,7 +18,7 @@ void EngineNeeds::note_end(const UpstreamCall& call, const Error& error) {
 
 void EngineNeeds::report_suspect() {
   ++request_.shared().metrics.suspect_requests;
-  kLog.warn(
+  g_log.warn(
       "a request is not tried again: two engines ended while they served it id={} route={} "
       "engines={},{}",
       request_.id(), request_.route().name, crashed_[0], crashed_[1]);

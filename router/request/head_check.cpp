@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <ctime>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "router/config/access.h"
 #include "router/http/cors.h"
 #include "router/page/pages.h"
+#include "router/replicas/snapshot.h"
 
 namespace pegaflow::router {
 namespace {
@@ -37,23 +39,85 @@ AccessList::Verdict check_key(Shared& shared, const RequestHead& head) {
 bool has_wrong_type(const ClientRequest& request) {
   const Route& route = request.route();
   const bool is_for_engines = route.kind == RouteKind::kSplit || route.kind == RouteKind::kOne ||
-                              route.kind == RouteKind::kResponses;
+                              route.kind == RouteKind::kResponses ||
+                              route.kind == RouteKind::kScore || route.kind == RouteKind::kLesson ||
+                              route.kind == RouteKind::kAnnounced;
   const std::string* const type = find_field(request.head().fields, "content-type");
   return is_for_engines && route.body == BodyKind::kJson && type != nullptr && !is_json_type(*type);
 }
 
-/// Whether the request has a token that was made with one of the secrets.
-bool has_token(const cluster::PeerSecrets& secrets, const RequestHead& head) {
+/// The reason for which a page of the policy kv-aware is refused.
+struct PageRefusal {
+  unsigned status = 0;  ///< 0: it is not.
+  std::string_view text{};
+  std::string_view fields{};
+};
+
+constexpr PageRefusal kWrongToken{
+    401, "the token is missing, wrong or too old; `pegaflow routes` makes one"};
+
+/// Judges another router's request for what this one knows.
+PageRefusal check_snapshot(const Shared& shared, const RequestHead& head) {
+  if (shared.replicas == nullptr || !shared.secrets) {
+    return {404, "this router has no --replicas, or no --peer-secret-file"};
+  }
+  if (!has_token(*shared.secrets, head, {})) {
+    return {401, "the token is missing, wrong or too old"};
+  }
+  if (nonce_of(head.target).empty()) {
+    return {400, "the query must be a nonce of 32 hexadecimal digits"};
+  }
+  if (shared.sends_snapshot) {
+    return {503, "another snapshot is being sent", "Retry-After: 1\r\n"};
+  }
+  return {};
+}
+
+/// Judges a request to a page that tells what caches hold. A token that covers a body is judged
+/// when the body has arrived.
+PageRefusal check_page(ClientRequest& request) {
+  Shared& shared = request.shared();
+  const RouteKind kind = request.route().kind;
+  if (shared.kv == nullptr) return {404, "no policy of this router is kv-aware"};
+  if (shared.options.is_index) {
+    // Its clients are gateways: they have keys, or the secret, or are on this host.
+    if (!shared.access && !shared.secrets) return {};
+    if (shared.access) {
+      const AccessList::Verdict verdict = check_key(shared, request.head());
+      request.set_key_name(verdict.name);
+      if (verdict.kind == Kind::kAllowed) return {};
+      if (verdict.kind == Kind::kTooOften) return {429, "too many requests with this API key"};
+      if (!shared.secrets) return {401, "no valid API key"};
+    }
+  } else if (!shared.secrets) {
+    return {403,
+            "this page is for those who have the secret of servers and routers: start the router "
+            "with --peer-secret-file FILE"};
+  }
+  if (kind == RouteKind::kScore || kind == RouteKind::kLesson) {
+    request.set_needs_token();
+    return {};
+  }
+  return has_token(*shared.secrets, request.head(), {}) ? PageRefusal{} : kWrongToken;
+}
+
+bool is_page_of_caches(RouteKind kind) {
+  return kind == RouteKind::kRoutes || kind == RouteKind::kScore || kind == RouteKind::kLesson ||
+         kind == RouteKind::kDump;
+}
+
+}  // namespace
+
+bool has_token(const cluster::PeerSecrets& secrets, const RequestHead& head,
+               std::string_view body) {
   constexpr std::string_view kBearer = "Bearer ";
   const std::string* const field = find_field(head.fields, "authorization");
   if (field == nullptr || !field->starts_with(kBearer)) return false;
   return cluster::is_http_token(
-      secrets, {.time = 0, .method = head.method, .target = head.target, .body = {}},
+      secrets, {.time = 0, .method = head.method, .target = head.target, .body = body},
       std::string_view(*field).substr(kBearer.size()),
       static_cast<std::uint64_t>(std::time(nullptr)));
 }
-
-}  // namespace
 
 std::string check_head(ClientRequest& request, AccessRecord& record) {
   Shared& shared = request.shared();
@@ -100,16 +164,16 @@ std::string check_head(ClientRequest& request, AccessRecord& record) {
                     fmt::format("Retry-After: {}\r\n", std::max(1.0, std::ceil(seconds))));
     }
   }
-  if (route.kind == RouteKind::kRoutes) {
-    if (shared.kv == nullptr) return refuse(404, "no policy of this router is kv-aware");
-    if (!shared.secrets) {
-      return refuse(403,
-                    "this page is for those who have the secret of servers and routers: start the "
-                    "router with --peer-secret-file FILE");
-    }
-    if (!has_token(*shared.secrets, head)) {
-      return refuse(401, "the token is missing, wrong or too old; `pegaflow routes` makes one");
-    }
+  if (is_page_of_caches(route.kind) || route.kind == RouteKind::kSnapshot) {
+    const PageRefusal refusal =
+        route.kind == RouteKind::kSnapshot ? check_snapshot(shared, head) : check_page(request);
+    if (refusal.status != 0) return refuse(refusal.status, refusal.text, refusal.fields);
+  }
+  const bool fetches = shared.prefetches != nullptr && shared.options.full_key_bytes() > 0;
+  if (route.kind == RouteKind::kAnnounced && !fetches) {
+    return refuse(404,
+                  "this router fetches no blocks: it needs a kv-aware policy, --servers, "
+                  "--peer-secret-file, and --prefetch-key-bytes above 0");
   }
   if (has_wrong_type(request)) return refuse(415, "the Content-Type must be application/json");
   return {};

@@ -144,8 +144,12 @@ bool Fleet::has_room(const Engine& engine) const {
 }
 
 bool Fleet::has_room_for(const Engine& engine, const Request& request) const {
-  return !engine.is_removed && engine.is_up && has_room(engine) &&
-         may_have(engine, request, wanted(engine.role, request));
+  if (engine.is_removed || !engine.is_up || !has_room(engine) ||
+      !may_have(engine, request, wanted(engine.role, request))) {
+    return false;
+  }
+  const Candidate alone{engine.id, engine.inflight};
+  return !policies_[static_cast<std::size_t>(engine.role)]->should_wait({&alone, 1}, request.view);
 }
 
 Fleet::Found Fleet::find(Role role, const Request& request) const {
@@ -196,6 +200,7 @@ Fleet::Choice Fleet::choose(Role role, const Request& request) {
   const Found found = find(role, request);
   if (found.why != Why::kFound) return {nullptr, found.why};
   Policy& policy = *policies_[static_cast<std::size_t>(role)];
+  if (policy.should_wait(found.candidates, request.view)) return {nullptr, Why::kBusy};
   return {found.engines[policy.choose(found.candidates, request.view)]};
 }
 

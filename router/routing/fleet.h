@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "router/routing/breaker.h"
+#include "router/routing/early_watch.h"
 #include "router/routing/handover_watch.h"
 #include "router/routing/model_list.h"
 #include "router/routing/policy.h"
@@ -50,6 +51,12 @@ struct EventSourcesState {
   std::optional<TimePoint> asked_at{};
 };
 
+/// When an engine is asked for its load.
+struct LoadState {
+  bool is_asked = false;  ///< A request is in flight.
+  TimePoint next{};
+};
+
 /// One engine in one role. Thread-bound.
 struct Engine {
   Engine(EngineUrl its_url, Role its_role, const Breaker::Options& options);
@@ -59,8 +66,10 @@ struct Engine {
   const std::uint64_t id;  ///< For policies.
   Breaker breaker;
   HandoverWatch handover;  ///< Used with prefill engines only.
+  EarlyWatch early;        ///< Used with prefill engines only.
   ModelList models;
   EventSourcesState event_sources;
+  LoadState load;
   bool is_up = true;        ///< The result of its health checks; assumed before the first.
   bool is_removed = false;  ///< No longer listed: finishes its requests.
   std::size_t inflight = 0;
@@ -101,9 +110,9 @@ class Fleet {
 
   enum class Why : unsigned char {
     kFound,
-    kNone,  ///< No engine of the role serves the model, or all are excluded.
-    kDown,  ///< The engines that serve it are down.
-    kBusy,
+    kNone,       ///< No engine of the role serves the model, or all are excluded.
+    kDown,       ///< The engines that serve it are down.
+    kBusy,       ///< They have their limit of requests, or enough to compute (--engine-queue-time).
     kSuspended,  ///< The engines announce no blocks: see HandoverWatch.
   };
   struct Choice {
@@ -118,6 +127,10 @@ class Fleet {
   /// The engines among which choose() would choose now; empty when there is none.
   [[nodiscard]] std::vector<Candidate> candidates(Role role, const Request& request) const;
 
+  /// Policy::may_wait() of the role.
+  [[nodiscard]] bool may_wait(Role role, const Request& request) const {
+    return policies_[static_cast<std::size_t>(role)]->may_wait(request.view);
+  }
   /// Whether choose() could return `engine` for the request now.
   [[nodiscard]] bool has_room_for(const Engine& engine, const Request& request) const;
 

@@ -39,6 +39,12 @@ class ModelList {
     if (!is_known_) return Serves::kUnknown;
     return ids_.contains(model) ? Serves::kYes : Serves::kNo;
   }
+  /// Replaces the models that are adapters of others: their blocks have other hashes.
+  void set_adapters(const std::vector<std::string>& ids) {
+    adapters_ = std::set<std::string, std::less<>>(ids.begin(), ids.end());
+  }
+  [[nodiscard]] bool is_adapter(std::string_view model) const { return adapters_.contains(model); }
+
   [[nodiscard]] bool is_known() const noexcept { return is_known_; }
   /// The engine's model for a request that names none; empty when it is not known.
   [[nodiscard]] const std::string& first() const noexcept { return first_; }
@@ -51,6 +57,7 @@ class ModelList {
   bool is_known_ = false;
   std::string first_;
   std::set<std::string, std::less<>> ids_;
+  std::set<std::string, std::less<>> adapters_;
 };
 
 }  // namespace pegaflow::router

@@ -28,6 +28,7 @@ struct RequestView {
   std::uint64_t affinity = 0;
   /// Its prompt, for the policy kv-aware, which notes its choice there; nullptr: unknown.
   KvRequest* kv = nullptr;
+  bool has_waited = false;  ///< It waited for its time in the queue; see Policy::should_wait().
 };
 
 /// Chooses among candidates. Thread-bound.
@@ -36,6 +37,19 @@ class Policy {
   virtual ~Policy() = default;
   /// The index of one of `candidates`, of which there is at least one.
   virtual std::size_t choose(std::span<const Candidate> candidates, const RequestView& request) = 0;
+  /// Whether should_wait() may be true for the request. Requests of one model that do not differ in
+  /// this wait for the same.
+  [[nodiscard]] virtual bool may_wait(const RequestView& request) const {
+    (void)request;
+    return false;
+  }
+  /// Whether the request should wait in the router, since each candidate has enough to do. False
+  /// for one that has waited: what is predicted may delay a request, and fails none.
+  [[nodiscard]] virtual bool should_wait(std::span<const Candidate> candidates,
+                                         const RequestView& request) const {
+    (void)candidates, (void)request;
+    return false;
+  }
 };
 
 /// The policy named `name`, with `seed` for its random numbers:

@@ -22,7 +22,8 @@ class EnginePermit {
     if (!engine_) return;
     --engine_->inflight;
     if (!is_judged_) engine_->breaker.withdrawn();
-    if (engine_->role == Role::kDecode) shared_->line.serve(shared_->fleet, engine_);
+    if (engine_->role == Role::kDecode)
+      shared_->line.serve(shared_->fleet, engine_, shared_->now());
   }
   EnginePermit(EnginePermit&& other) noexcept
       : shared_(other.shared_), engine_(std::move(other.engine_)), is_judged_(other.is_judged_) {}

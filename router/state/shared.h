@@ -3,6 +3,8 @@
 /// The state that all connections of one router share.
 
 #include <chrono>
+#include <functional>
+#include <list>
 #include <optional>
 #include <random>
 #include <string>
@@ -26,6 +28,9 @@ namespace pegaflow::router {
 
 class EngineConnections;
 class KvRouting;
+class Prefetches;
+class ReplicaSet;
+class Renderers;
 
 /// The parts of one router. Thread-bound; outlives all connections.
 struct Shared {
@@ -42,7 +47,14 @@ struct Shared {
   Metrics metrics{};
   NamespaceView namespaces{};
   WaitingLine line{};
-  KvRouting* kv = nullptr;  ///< nullptr: no policy is kv-aware.
+  KvRouting* kv = nullptr;           ///< nullptr: no policy is kv-aware.
+  Prefetches* prefetches = nullptr;  ///< nullptr: there are none.
+  ReplicaSet* replicas = nullptr;    ///< nullptr: without --replicas.
+  bool sends_snapshot = false;       ///< One at a time.
+  /// Called when other routers' placements have arrived; each entry belongs to a request that waits
+  /// for them.
+  std::list<std::function<void()>> on_placements{};
+  Renderers* renderers = nullptr;  ///< nullptr: texts are not made token ids.
   ResponseOwners response_owners{};
   std::mt19937_64 random;
   TimePoint models_refreshed{};  ///< The last poll of all engines for an unknown model.

@@ -225,20 +225,41 @@ asio::awaitable<Result<void>> UpstreamCall::more(std::string& out, Duration time
   co_return Result<void>();
 }
 
+std::string request_head(const Engine& engine, std::string_view method, std::string_view target,
+                         std::string_view bearer, std::size_t body_bytes) {
+  std::string head = fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\n", method, target,
+                                 std::string_view(engine.url.text).substr(7));
+  if (!bearer.empty()) head += fmt::format("Authorization: Bearer {}\r\n", bearer);
+  if (body_bytes > 0) {
+    head += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", body_bytes);
+  }
+  return head + "\r\n";
+}
+
 std::string get_head(const Engine& engine, std::string_view target, std::string_view bearer) {
-  return fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\n{}{}{}\r\n", target,
-                     std::string_view(engine.url.text).substr(7),
-                     bearer.empty() ? "" : "Authorization: Bearer ", bearer,
-                     bearer.empty() ? "" : "\r\n");
+  return request_head(engine, "GET", target, bearer, 0);
 }
 
 asio::awaitable<Result<ShortResponse>> get_from_engine(EngineConnections& connections,
                                                        std::shared_ptr<Engine> engine,
                                                        std::string head, Duration timeout,
                                                        std::size_t limit) {
+  return ask_engine(connections, std::move(engine), std::move(head), {}, timeout, limit);
+}
+
+asio::awaitable<Result<ShortResponse>> ask_engine(EngineConnections& connections,
+                                                  std::shared_ptr<Engine> engine, std::string head,
+                                                  std::string_view body, Duration timeout,
+                                                  std::size_t limit) {
+  UpstreamCall call(connections, std::move(engine));
+  co_return co_await ask_engine(call, std::move(head), body, timeout, limit);
+}
+
+asio::awaitable<Result<ShortResponse>> ask_engine(UpstreamCall& call, std::string head,
+                                                  std::string_view body, Duration timeout,
+                                                  std::size_t limit) {
   const TimePoint end = std::chrono::steady_clock::now() + timeout;
-  UpstreamCall call(connections, engine);
-  Result<void> done = co_await call.open(std::move(head), {}, timeout, Resend::kAlways);
+  Result<void> done = co_await call.open(std::move(head), body, timeout, Resend::kAlways);
   ShortResponse answer;
   while (done && !call.is_complete() && answer.body.size() <= limit) {
     done = co_await call.more(answer.body, time_until(end));

@@ -88,15 +88,28 @@ class UpstreamCall final : public PendingCall {
   bool given_up_ = false;
 };
 
-/// The head of a GET of the router's own; with `bearer` it has that token or key.
+/// The head of a request of the router's own; with `bearer` it has that token or key.
+std::string request_head(const Engine& engine, std::string_view method, std::string_view target,
+                         std::string_view bearer, std::size_t body_bytes);
+/// The same of a GET.
 std::string get_head(const Engine& engine, std::string_view target, std::string_view bearer = {});
 
-/// Sends a GET and reads the whole response, within `timeout` for everything.
+/// Sends a request that may be repeated, and reads the whole response, within `timeout` for
+/// everything. `body` outlives the coroutine.
 /// Errors: as UpstreamCall::open(), and kOutOfCapacity for more than `limit` bytes.
 struct ShortResponse {
   unsigned status = 0;
   std::string body;
 };
+boost::asio::awaitable<Result<ShortResponse>> ask_engine(EngineConnections& connections,
+                                                         std::shared_ptr<Engine> engine,
+                                                         std::string head, std::string_view body,
+                                                         Duration timeout, std::size_t limit);
+/// The same over a call that has not been opened yet.
+boost::asio::awaitable<Result<ShortResponse>> ask_engine(UpstreamCall& call, std::string head,
+                                                         std::string_view body, Duration timeout,
+                                                         std::size_t limit);
+/// The same for a GET.
 boost::asio::awaitable<Result<ShortResponse>> get_from_engine(EngineConnections& connections,
                                                               std::shared_ptr<Engine> engine,
                                                               std::string head, Duration timeout,

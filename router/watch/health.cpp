@@ -8,21 +8,16 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "base/log.h"
+#include "router/http/log.h"
 #include "router/upstream/engine_connections.h"
 #include "router/upstream/upstream.h"
 #include "router/watch/kv_watch.h"
+#include "router/watch/load_watch.h"
 #include "router/watch/model_watch.h"
 
 namespace pegaflow::router {
 
 namespace asio = boost::asio;
-
-namespace {
-
-constexpr Log kLog{"router"};
-
-}  // namespace
 
 HealthChecks::HealthChecks(Shared& shared, const EngineList& list, RouterFiles files)
     : shared_(shared),
@@ -32,7 +27,7 @@ HealthChecks::HealthChecks(Shared& shared, const EngineList& list, RouterFiles f
           shared.io, [this] { use_engines(); },
           [this](const std::string& sentence) {
             ++shared_.metrics.name_errors;
-            if (!sentence.empty()) kLog.warn("a name could not be resolved: {}", sentence);
+            if (!sentence.empty()) g_log.warn("a name could not be resolved: {}", sentence);
           }) {
   names_.set(list);
   shared_.fleet.set(names_.engines());
@@ -58,9 +53,9 @@ void HealthChecks::use_engines() {
   const std::vector<std::shared_ptr<Engine>> before = shared_.fleet.engines();
   shared_.fleet.set(names_.engines());
   tell_kv();
-  shared_.line.serve_all(shared_.fleet);
+  shared_.line.serve_all(shared_.fleet, shared_.now());
   const auto& now = shared_.fleet.engines();
-  kLog.info("engines changed engines={}", now.size());
+  g_log.info("engines changed engines={}", now.size());
   // A new engine is checked at once; it counts as up until then.
   for (const auto& engine : now) {
     if (std::find(before.begin(), before.end(), engine) == before.end()) {
@@ -84,7 +79,7 @@ void HealthChecks::look_at_files() {
       use_engines();
     } else {
       ++shared_.metrics.engine_list_errors;
-      kLog.error("the list of engines stays unchanged: {}", list.error().detail);
+      g_log.error("the list of engines stays unchanged: {}", list.error().detail);
     }
   }
   if (files_.api_keys.has_changed()) {
@@ -92,42 +87,42 @@ void HealthChecks::look_at_files() {
     if (access) {
       (*access)->continue_from(*shared_.access);
       shared_.access = std::move(*access);
-      kLog.info("API keys were read again keys={}", shared_.access->size());
+      g_log.info("API keys were read again keys={}", shared_.access->size());
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the API keys stay unchanged: {}", access.error().detail);
+      g_log.error("the API keys stay unchanged: {}", access.error().detail);
     }
   }
   if (files_.engine_key.has_changed()) {
     Result<std::string> key = shared_.options.engine_key();
     if (key) {
       shared_.engine_key = std::move(*key);
-      kLog.info("the engines' API key was read again");
+      g_log.info("the engines' API key was read again");
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the engines' API key stays unchanged: {}", key.error().detail);
+      g_log.error("the engines' API key stays unchanged: {}", key.error().detail);
     }
   }
   if (files_.secrets.has_changed()) {
     Result<std::optional<cluster::PeerSecrets>> secrets = shared_.options.secrets();
     if (secrets) {
       shared_.secrets = std::move(*secrets);
-      kLog.info("the secrets of servers and routers were read again");
+      g_log.info("the secrets of servers and routers were read again");
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the secrets of servers and routers stay unchanged: {}", secrets.error().detail);
+      g_log.error("the secrets of servers and routers stay unchanged: {}", secrets.error().detail);
     }
   }
   if (files_.salt_key.has_changed()) {
     Result<std::optional<CacheSalts>> salts = shared_.options.cache_salts();
     if (salts) {
       shared_.salts = *salts;
-      kLog.warn(
+      g_log.warn(
           "the key of cache salts has changed: blocks cached by tenants before are no longer "
           "found");
     } else {
       ++shared_.metrics.key_file_errors;
-      kLog.error("the key of cache salts stays unchanged: {}", salts.error().detail);
+      g_log.error("the key of cache salts stays unchanged: {}", salts.error().detail);
     }
   }
 }
@@ -139,9 +134,10 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     engine.is_up = true;
     engine.breaker.succeeded();      // Failures before the restart do not count.
     engine.models.asked_at.reset();  // It may have restarted with another model.
+    engine.early.restarted();
     if (shared_.kv != nullptr) shared_.kv->fleet().ask_again(engine.id);
-    kLog.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
-    shared_.line.serve_all(shared_.fleet);
+    g_log.info("engine is up role={} engine={}", to_string(engine.role), engine.url.text);
+    shared_.line.serve_all(shared_.fleet, shared_.now());
     return;
   }
   ++engine.counters.checks_failed;
@@ -151,11 +147,13 @@ void HealthChecks::note(Engine& engine, bool is_good, const std::string& why) {
     return;
   }
   engine.is_up = false;
-  kLog.warn("engine is down role={} engine={} why=\"{}\"", to_string(engine.role), engine.url.text,
-            why);
+  engine.early.forget();
+  g_log.warn("engine is down role={} engine={} why=\"{}\"", to_string(engine.role), engine.url.text,
+             why);
   // The decode engines prefill the prompts of this engine.
   if (engine.role == Role::kPrefill) shared_.engine_connections.give_up(engine);
-  shared_.line.serve_all(shared_.fleet);  // Requests that wait for the last engine are refused.
+  shared_.line.serve_all(shared_.fleet,
+                         shared_.now());  // Requests that wait for the last engine are refused.
 }
 
 asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
@@ -175,6 +173,7 @@ asio::awaitable<void> HealthChecks::check(std::shared_ptr<Engine> engine) {
     if (got->status == 200) {
       refresh_model_list(shared_, engine, shared_.options.models_interval);
       refresh_event_sources(shared_, engine);
+      refresh_engine_load(shared_, engine);
     }
   }
 }

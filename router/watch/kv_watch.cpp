@@ -1,5 +1,6 @@
 #include "router/watch/kv_watch.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,19 @@ namespace {
 /// Batches in one event-loop iteration: about 0.1 ms each at most.
 constexpr std::size_t kBatches = 16;
 constexpr Duration kTick = std::chrono::milliseconds(250);
+constexpr Duration kLeastTick = std::chrono::milliseconds(10);
+
+/// The event streams of an engine, or why there are none.
+struct Sources {
+  std::vector<index::EventAddress> addresses{};
+  std::string why{};
+};
+
+Sources read_sources(Result<std::vector<index::EventAddress>> read) {
+  if (!read) return {.why = read.error().detail};
+  if (read->empty()) return {.why = "the engine publishes no KV events (--kv-events-config)"};
+  return {.addresses = std::move(*read)};
+}
 
 asio::awaitable<void> ask(Shared& shared, std::shared_ptr<Engine> engine) {
   std::string request = get_head(*engine, "/kv_event_sources", shared.engine_key);
@@ -32,23 +46,35 @@ asio::awaitable<void> ask(Shared& shared, std::shared_ptr<Engine> engine) {
       co_await get_from_engine(shared.engine_connections, engine, std::move(request),
                                shared.options.health_timeout, index::kMaxSourcesText);
   --engine->counters.requests;  // Counts requests of clients only.
-  engine->event_sources.is_asked = false;
-  if (shared.kv == nullptr || engine->is_removed) co_return;
-  if (!got) co_return;  // Asked again with the next health check.
-  std::vector<index::EventAddress> addresses;
-  std::string why;
-  if (got->status == 200) {
-    auto read = index::parse_kv_event_sources(got->body, engine->url.host);
-    if (read) {
-      addresses = std::move(*read);
-      if (addresses.empty()) why = "the engine publishes no KV events (--kv-events-config)";
-    } else {
-      why = read.error().detail;
-    }
-  } else {
-    why = fmt::format("GET /kv_event_sources returned {}", got->status);
+  if (!got || shared.kv == nullptr || engine->is_removed) {
+    engine->event_sources.is_asked = false;  // Asked again with the next health check.
+    co_return;
   }
-  shared.kv->fleet().set_addresses(engine->id, std::move(addresses), std::move(why), shared.now());
+  Sources sources;
+  if (got->status == 200) {
+    sources = read_sources(index::parse_kv_event_sources(got->body, engine->url.host));
+  } else {
+    sources.why = fmt::format("GET /kv_event_sources returned {}", got->status);
+  }
+  if (got->status == 404) {
+    // Not vLLM, or an old one. SGLang tells it elsewhere.
+    const Result<ShortResponse> info = co_await get_from_engine(
+        shared.engine_connections, engine, get_head(*engine, "/server_info", shared.engine_key),
+        shared.options.health_timeout, index::kMaxServerInfoText);
+    --engine->counters.requests;
+    if (shared.kv == nullptr || engine->is_removed) co_return;
+    if (!info || (info->status != 200 && info->status != 404)) {
+      // A busy SGLang answers late: its stream stays.
+      engine->event_sources.is_asked = false;
+      co_return;
+    }
+    if (info->status == 200) {
+      sources = read_sources(index::parse_server_info(info->body, engine->url.host));
+    }
+  }
+  engine->event_sources.is_asked = false;
+  shared.kv->fleet().set_addresses(engine->id, std::move(sources.addresses), std::move(sources.why),
+                                   shared.now());
 }
 
 }  // namespace
@@ -67,7 +93,9 @@ Result<KvParts> KvParts::create(const RouterOptions& options, std::uint64_t seed
   PEGA_TRY_LET(parts.routing,
                KvRouting::create({.index_blocks = static_cast<std::size_t>(options.index_blocks),
                                   .text_bytes = options.text_index_bytes,
-                                  .seed = seed},
+                                  .seed = seed,
+                                  .key_bytes = options.full_key_bytes(),
+                                  .hash_seeds = options.hash_seeds},
                                  std::move(streams)));
   return parts;
 }
@@ -108,14 +136,20 @@ asio::awaitable<void> KvWatch::receive() {
 }
 
 asio::awaitable<void> KvWatch::keep_time() {
+  // Engines that requests wait for still have half of that to compute.
+  const Duration queue_time = shared_.options.engine_queue_time;
+  const Duration tick = queue_time > Duration::zero()
+                            ? std::clamp<Duration>(queue_time / 2, kLeastTick, kTick)
+                            : kTick;
   while (!stopped_) {
+    shared_.line.serve_all(shared_.fleet, shared_.now());
     bool has_more = parts_.routing->tick(shared_.now());
     while (has_more && !stopped_) {
       co_await asio::post(shared_.io, asio::use_awaitable);
       has_more = parts_.routing->work();
     }
     error_code ignored;
-    timer_.expires_after(kTick);
+    timer_.expires_after(tick);
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
 }

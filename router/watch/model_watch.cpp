@@ -24,8 +24,9 @@ asio::awaitable<void> read_model_list(Shared& shared, std::shared_ptr<Engine> en
   engine->models.is_asked = false;
   if (!got || got->status != 200) co_return;
   const auto ids = read_model_ids(got->body);
+  if (ids) engine->models.set_adapters(read_adapter_ids(got->body));
   // A request may wait for a model that this engine lists now.
-  if (ids && engine->models.set(*ids)) shared.line.serve_all(shared.fleet);
+  if (ids && engine->models.set(*ids)) shared.line.serve_all(shared.fleet, shared.now());
 }
 
 void refresh_model_list(Shared& shared, const std::shared_ptr<Engine>& engine, Duration pause) {

@@ -9,8 +9,8 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
-#include "base/log.h"
 #include "cluster/peer_proof.h"
+#include "router/http/log.h"
 #include "router/kv/kv_routing.h"
 
 namespace pegaflow::router {
@@ -18,8 +18,6 @@ namespace pegaflow::router {
 namespace asio = boost::asio;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// A server answers after 25 s if nothing happens.
 constexpr Duration kJournalTimeout = std::chrono::seconds(40);
@@ -36,7 +34,7 @@ PoolWatch::PoolWatch(Shared& shared, const std::vector<EngineUrl>& servers)
           shared.io, [this] { use_servers(); },
           [this](const std::string& sentence) {
             ++shared_.metrics.name_errors;
-            if (!sentence.empty()) kLog.warn("a name could not be resolved: {}", sentence);
+            if (!sentence.empty()) g_log.warn("a name could not be resolved: {}", sentence);
           }) {
   EngineList list;
   list.by_role[0] = servers;
@@ -99,13 +97,13 @@ asio::awaitable<void> PoolWatch::ask_links(Place place) {
   if (!page) {
     pools.lost(url, page.error().detail);
     if (was_good) {
-      kLog.warn("a server does not tell its links and blocks server={} why=\"{}\"", url,
-                page.error().detail);
+      g_log.warn("a server does not tell its links and blocks server={} why=\"{}\"", url,
+                 page.error().detail);
     }
     co_return;
   }
   pools.set_links(url, *page);
-  if (!was_good) kLog.info("a server tells its links and blocks again server={}", url);
+  if (!was_good) g_log.info("a server tells its links and blocks again server={}", url);
   const auto now = pools.nodes().find(url);
   if (now == pools.nodes().end()) co_return;
   for (const auto& [space, pool] : now->second.pools) {
@@ -123,13 +121,15 @@ asio::awaitable<void> PoolWatch::follow(Place place, std::string space) {
     const auto node = pools.nodes().find(url);
     // Without its links the server is down; ask_links() begins again.
     if (node == pools.nodes().end() || !node->second.error.empty()) break;
-    std::string target = pools.next_target(url, space);
+    const std::string target = pools.next_target(url, space);
     if (target.empty()) break;
-    const Result<ShortResponse> got =
-        co_await get(place, std::move(target), kJournalTimeout, kPageBytes);
+    const bool has_chains = target.find("&chains=") != std::string::npos;
+    const Result<ShortResponse> got = co_await get(place, target, kJournalTimeout, kPageBytes);
     if (stopped_) break;
-    const Result<PoolPage> page =
-        got ? PoolPage::read(got->body) : Result<PoolPage>(tl::unexpected<Error>(got.error()));
+    // Meanwhile the pool may be read otherwise, and is asked so.
+    if (pools.next_target(url, space) != target) continue;
+    const Result<PoolPage> page = got ? PoolPage::read(got->body, has_chains)
+                                      : Result<PoolPage>(tl::unexpected<Error>(got.error()));
     if (page) {
       pools.answered(url, space, *page);
       continue;

@@ -8,7 +8,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "base/log.h"
+#include "router/http/log.h"
 #include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
@@ -16,8 +16,6 @@ namespace pegaflow::router {
 namespace asio = boost::asio;
 
 namespace {
-
-constexpr Log kLog{"router"};
 
 /// Enough for some thousand instances with their ranks.
 constexpr std::size_t kAnswerBytes = std::size_t{8} * 1024 * 1024;
@@ -31,7 +29,7 @@ ServerWatch::ServerWatch(Shared& shared, const std::vector<EngineUrl>& servers)
           shared.io, [this] { use_servers(); },
           [this](const std::string& sentence) {
             ++shared_.metrics.name_errors;
-            if (!sentence.empty()) kLog.warn("a name could not be resolved: {}", sentence);
+            if (!sentence.empty()) g_log.warn("a name could not be resolved: {}", sentence);
           }) {
   EngineList list;
   list.by_role[0] = servers;
@@ -88,10 +86,10 @@ asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
   const bool was_up = std::exchange(server->is_up, why.empty());
   const bool is_first = !std::exchange(server->was_asked, true);
   if (!server->is_up && (was_up || is_first)) {
-    kLog.warn("a server does not return its namespaces server={} why=\"{}\"",
-              server->place->url.text, why);
+    g_log.warn("a server does not return its namespaces server={} why=\"{}\"",
+               server->place->url.text, why);
   } else if (server->is_up && !was_up && !is_first) {
-    kLog.info("a server returns its namespaces again server={}", server->place->url.text);
+    g_log.info("a server returns its namespaces again server={}", server->place->url.text);
   }
   compare();
 }
@@ -115,9 +113,9 @@ void ServerWatch::compare() {
   std::string text = view.report.text();
   if (text == last_text_) return;
   if (text.empty()) {
-    kLog.info("all engines share one namespace instances={}", all.size());
+    g_log.info("all engines share one namespace instances={}", all.size());
   } else {
-    kLog.warn("engines do not share one namespace and find nothing of each other: {}", text);
+    g_log.warn("engines do not share one namespace and find nothing of each other: {}", text);
   }
   last_text_ = std::move(text);
 }

@@ -54,6 +54,7 @@ CacheService::CacheService(std::unique_ptr<engine::BlockStore> store,
       // Enough for the smallest pages; memory comes with the places that are used.
       checksums_(options.store.pool_bytes / kSlotAlignment, options.store.kept),
       waits_(*store_, clock, options.max_waits),
+      chains_(PromptChains::Options(), clock),
       pool_bytes_(options.store.pool_bytes),
       parts_(options.store.numa_nodes),
       part_of_numa_node_(options.part_of_numa_node),
@@ -174,6 +175,13 @@ Result<CacheService::Journal> CacheService::journal(const Id128& connection, std
     journal.part.has_lost = true;
   }
   return journal;
+}
+
+Result<bool> CacheService::report_chain(const Id128& connection, PromptChain chain) {
+  PEGA_TRY_LET(Client* const caller, member(connection));
+  caller->reports_chains = true;
+  const std::string& space = caller->instance->namespace_hash;
+  return space.empty() ? chains_.are_wanted() : chains_.add(space, std::move(chain));
 }
 
 void CacheService::await_job(const Id128& connection, const JobId& job, Duration patience,
@@ -321,7 +329,7 @@ Result<void> CacheService::corrupt(const Id128& connection, engine::PinId pin,
 Result<std::vector<std::uint32_t>> CacheService::reserve(
     const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
     bool has_more, engine::BlockStore::NoRoom no_room, std::size_t kind,
-    std::span<const std::uint8_t> depths) {
+    std::span<const std::uint8_t> depths, engine::BlockStore::MayRefuse may_refuse) {
   PEGA_TRY_LET(Client* const caller, worker(connection));
   const Instance& instance = *caller->instance;
   PEGA_TRY(check_kind(instance, kind));
@@ -343,7 +351,8 @@ Result<std::vector<std::uint32_t>> CacheService::reserve(
                 instance.saver(shard));
   }
   const engine::SpaceId space = space_of(instance, kind);
-  auto reserved = store_->reserve(*caller->holder, space, job, first, keys, no_room, depths);
+  auto reserved =
+      store_->reserve(*caller->holder, space, job, first, keys, no_room, depths, may_refuse);
   const bool is_unfinished = reserved.has_value() && (has_more || reserved->size() < keys.size());
   begun(instance, job, kind, shard, is_unfinished);
   if (!reserved) return tl::unexpected<Error>(std::move(reserved.error()));
@@ -463,12 +472,14 @@ void CacheService::expire() {
 
 void CacheService::add_schedulers(std::vector<InstanceInfo>& list) const {
   for (const auto& [connection, client] : clients_) {
-    if (!client->is_scheduler || (!client->engine && !client->reads_journal)) continue;
+    const bool reports = client->engine || client->reads_journal || client->reports_chains;
+    if (!client->is_scheduler || !reports) continue;
     const auto info = std::find_if(list.begin(), list.end(), [&](const InstanceInfo& each) {
       return each.id == client->instance->id;
     });
     if (client->engine) info->scheduler = client->engine;
     info->has_kv_events = info->has_kv_events || client->reads_journal;
+    info->reports_chains = info->reports_chains || client->reports_chains;
   }
 }
 

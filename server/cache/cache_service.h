@@ -29,6 +29,7 @@
 #include "server/cache/cache_stats.h"
 #include "server/cache/instance_report.h"
 #include "server/cache/job_waits.h"
+#include "server/chains/prompt_chains.h"
 
 namespace pegaflow::server {
 
@@ -229,6 +230,11 @@ class CacheService {
   /// present position. The first such call starts the journal. Errors: as lookup(); kOutOfCapacity
   /// when there is no memory for it.
   Result<Journal> journal(const Id128& connection, std::uint64_t space, std::uint64_t position);
+  /// Keeps which blocks a prompt of the caller's engine has, for routers. Returns whether they want
+  /// to know; until the first rank has registered they cannot. Errors: as lookup().
+  Result<bool> report_chain(const Id128& connection, PromptChain chain);
+  [[nodiscard]] PromptChains& chains() noexcept { return chains_; }
+  [[nodiscard]] const PromptChains& chains() const noexcept { return chains_; }
   /// Answers once that job and its scheduler's jobs before it are over; see JobWaits::wait. kGone
   /// also while a rank of that scheduler's instance is disconnected.
   void await_job(const Id128& connection, const JobId& job, Duration patience,
@@ -287,7 +293,8 @@ class CacheService {
   Result<std::vector<std::uint32_t>> reserve(
       const Id128& connection, const JobId& job, std::size_t first, std::span<const BlockKey> keys,
       bool has_more = false, engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip,
-      std::size_t kind = 0, std::span<const std::uint8_t> depths = {});
+      std::size_t kind = 0, std::span<const std::uint8_t> depths = {},
+      engine::BlockStore::MayRefuse may_refuse = engine::BlockStore::MayRefuse::kNo);
   /// The time in which room may be made for a save of `blocks`, before the rest of them is skipped.
   [[nodiscard]] Duration reserve_patience(const Id128& connection, std::size_t blocks) const;
   /// Seals kPublishSlice blocks; returns how many blocks are left. `checksums` come with the first
@@ -450,6 +457,15 @@ class CacheService {
   [[nodiscard]] Result<Indexed> indexed(std::string_view namespace_hash,
                                         std::optional<std::size_t> kind) const;
 
+  /// A kind of a namespace with its present generation, as a directory announces its blocks.
+  struct Announced {
+    Bytes32 name{};  ///< Its name among nodes.
+    engine::SpaceId generation{};
+    Epoch epoch{};
+  };
+  /// All that are served to other nodes now, at most `limit`.
+  [[nodiscard]] std::vector<Announced> announced(std::size_t limit) const;
+
   // ---- time and background work
 
   /// Does a slice of the queued work; true while there is more.
@@ -583,6 +599,7 @@ class CacheService {
   std::unique_ptr<engine::Demand> demand_;
   engine::ChecksumTable checksums_;
   JobWaits waits_;
+  PromptChains chains_;
   std::unordered_map<Id128, const Instance*> schedulers_;  ///< The attached ones.
   std::uint64_t pool_bytes_;
   std::uint32_t parts_;

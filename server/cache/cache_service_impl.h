@@ -83,6 +83,7 @@ struct CacheService::Client {
   Id128 scheduler;  ///< The name of its jobs; none: unnamed.
   bool said_goodbye = false;
   bool reads_journal = false;        ///< Its engine publishes KV events.
+  bool reports_chains = false;       ///< It has reported which blocks a prompt has.
   std::optional<EngineInfo> engine;  ///< The report of describe().
   std::optional<Decline> declined;   ///< Set only without an instance.
 };

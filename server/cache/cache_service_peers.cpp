@@ -432,4 +432,15 @@ Result<CacheService::Indexed> CacheService::indexed(std::string_view namespace_h
   return fail(Errc::kGone, "no engine has registered namespace {} here", namespace_hash);
 }
 
+std::vector<CacheService::Announced> CacheService::announced(std::size_t limit) const {
+  std::vector<Announced> all;
+  for (const auto& [name, named] : spaces_) {
+    if (all.size() == limit) break;
+    if (const auto* const kind = kind_called(name)) {
+      all.push_back({.name = name, .generation = kind->space, .epoch = named.epoch});
+    }
+  }
+  return all;
+}
+
 }  // namespace pegaflow::server

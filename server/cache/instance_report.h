@@ -51,6 +51,8 @@ struct InstanceInfo {
   std::optional<EngineInfo> scheduler{};  ///< The report of its scheduler.
   /// A scheduler of it has read the journal: it publishes KV events, and had a request already.
   bool has_kv_events = false;
+  /// A scheduler of it has reported which blocks a prompt has.
+  bool reports_chains = false;
   std::vector<DeclinedInfo> not_served{};  ///< The scheduler first, then by rank.
 };
 

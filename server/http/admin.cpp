@@ -38,7 +38,9 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       questions_(questions),
       routers_(service, prefetches, timer, nodes_,
                [this](std::uint64_t ticket, AdminAnswer told) { answer(ticket, std::move(told)); },
-               {.server = server, .most_readers = HttpServer::kReaders}),
+               {.server = server,
+                .most_readers = HttpServer::kReaders,
+                .has_disks = [this]() { return ssd_().has_value(); }}),
       tasks_(*this) {}
 
 void Admin::read() {
@@ -100,6 +102,7 @@ Snapshot Admin::snapshot() const {
   now.kept = kept_();
   now.prefetches = prefetches_.stats();
   now.journal_readers = routers_.readers();
+  now.chains = service_.chains().stats();
   return now;
 }
 

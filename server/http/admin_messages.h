@@ -79,8 +79,9 @@ struct Health {
   std::vector<std::string> refused_cards{};
   std::string peer_listen{};  ///< Where peers reach this node.
   std::vector<Peer> peers{};
-  std::vector<SsdReport::OneDisk> disks{};  ///< The SSD tier's.
-  std::optional<KeptReport> kept{};         ///< With --keep only.
+  std::optional<DirectoryReport> directory{};  ///< With --directory only.
+  std::vector<SsdReport::OneDisk> disks{};     ///< The SSD tier's.
+  std::optional<KeptReport> kept{};            ///< With --keep only.
 };
 
 /// From the RPC thread to the HTTP thread.

@@ -28,6 +28,28 @@ nlohmann::json to_json(const engine::PoolPlacement& placement) {
   return body;
 }
 
+/// A directory that is down does not make a node unhealthy: it asks the nodes with links.
+nlohmann::json directory_json(const DirectoryReport& directory) {
+  nlohmann::json servers = nlohmann::json::array();
+  for (const auto& server : directory.stats.servers) {
+    nlohmann::json row = {
+        {"server", server.name},
+        {"state", server.is_ready ? "ready" : server.state},
+        {"round_trip_ms", std::chrono::duration<double, std::milli>(server.round_trip).count()}};
+    if (!server.why.empty()) row["reason"] = server.why;
+    if (!server.info.version.empty()) row["version"] = server.info.version;
+    if (!server.info.policy.empty()) {
+      row["maxmemory_policy"] = server.info.policy;
+      row["maxmemory_bytes"] = server.info.max_bytes;
+    }
+    servers.push_back(std::move(row));
+  }
+  return {{"usable", directory.is_usable},
+          {"nodes", directory.stats.nodes},
+          {"links", directory.links.ready},
+          {"servers", std::move(servers)}};
+}
+
 /// An unreachable peer does not make a node unhealthy: engines compute what it cannot fetch.
 nlohmann::json nodes_json(const Health& health) {
   nlohmann::json peers = nlohmann::json::array();
@@ -43,6 +65,7 @@ nlohmann::json nodes_json(const Health& health) {
                           {"lane", health.lane},
                           {"listen", health.peer_listen},
                           {"peers", std::move(peers)}};
+  if (health.directory) nodes["directory"] = directory_json(*health.directory);
   if (!health.cards.empty()) nodes["cards"] = health.cards;
   if (!health.refused_cards.empty()) nodes["refused_cards"] = health.refused_cards;
   if (!health.why_not_rdma.empty()) nodes["no_rdma"] = health.why_not_rdma;
@@ -144,6 +167,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
                          {"ranks", std::move(ranks)},
                          {"schedulers", info.schedulers},
                          {"kv_events", info.has_kv_events},
+                         {"chains", info.reports_chains},
                          {"not_served", to_json(info.not_served)}};
   if (!info.kinds.kinds.empty()) {
     body["kinds"] = to_json(info.kinds.kinds);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/program/metrics_page.h"
+#include "server/http/metrics/directory_metrics.h"
 #include "version.h"
 
 namespace pegaflow::server {
@@ -110,9 +111,10 @@ void saves_and_loads(MetricsPage& page, const CacheStats& cache) {
                 "Blocks opened for a load, by the process that had written them", "written_by",
                 {{"this_process", number(cache.load_blocks_own)},
                  {"another_process", number(cache.load_blocks_other)}});
-  page.counters(
-      "save_skipped_blocks_total", "Blocks for which a save received no slot", "reason",
-      {{"present", number(store.skipped_present)}, {"no_room", number(store.skipped_no_room)}});
+  page.counters("save_skipped_blocks_total", "Blocks for which a save received no slot", "reason",
+                {{"present", number(store.skipped_present)},
+                 {"no_room", number(store.skipped_no_room)},
+                 {"refused", number(store.skipped_refused)}});
 }
 
 /// The parts of sums above, under names of their own: a label on those would change the series that
@@ -390,6 +392,7 @@ void secrets(MetricsPage& page, const NodesReport::Secrets& secrets) {
 
 void peers(MetricsPage& page, const NodesReport& nodes) {
   links(page, nodes);
+  if (nodes.directory) directory_metrics(page, *nodes.directory);
   gate(page, nodes);
   secrets(page, nodes.secrets);
   page.counter("peer_locates_total", "Lookups by other nodes", nodes.gate.locates);
@@ -452,6 +455,11 @@ void routers(MetricsPage& page, const Snapshot& now) {
   const PrefetchStats& prefetches = now.prefetches;
   page.gauge("journal_readers", "Requests of routers that wait for a change of the pool",
              now.journal_readers);
+  const PromptChains::Stats& chains = now.chains;
+  page.gauge("prompt_chains", "Prompts whose blocks are kept for routers", number(chains.chains));
+  page.gauge("prompt_chain_bytes", "Memory of them", number(chains.bytes));
+  page.counters("prompt_chains_total", "Prompts whose blocks engines have reported", "result",
+                {{"kept", number(chains.kept)}, {"unwanted", number(chains.unwanted)}});
   page.counter("router_requests_refused_total",
                "Requests for pages of routers that had no valid token", now.http.refused_routers);
   page.gauge("prefetches", "Prefetches of routers that are running", prefetches.running);

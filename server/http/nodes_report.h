@@ -4,15 +4,28 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/id128.h"
+#include "cluster/found/found_peers_stats.h"
 #include "cluster/peer_stats.h"
+#include "directory/stats.h"
 #include "server/cache/fetch_stats.h"
 #include "server/rpc/rpc_counters.h"
 
 namespace pegaflow::server {
+
+/// The directory and the links to nodes that it named.
+struct DirectoryReport {
+  directory::Stats stats{};
+  bool is_usable = false;
+  std::uint64_t late = 0;            ///< Questions that were not answered in time.
+  std::uint64_t withheld = 0;        ///< Questions that were not sent.
+  std::uint64_t without_anchor = 0;  ///< Prompts too short for a question.
+  cluster::FoundPeersStats links{};
+};
 
 /// The part of /health and /metrics about other nodes. A plain value.
 struct NodesReport {
@@ -45,6 +58,7 @@ struct NodesReport {
     std::uint64_t rejected = 0;
   };
   Secrets secrets;
+  std::optional<DirectoryReport> directory;
 };
 
 }  // namespace pegaflow::server

@@ -11,10 +11,19 @@
 #include "base/id128.h"
 #include "engine/block_store.h"
 #include "server/cache/instance_report.h"
+#include "server/chains/prompt_chains.h"
 #include "server/http/nodes_report.h"
 #include "server/prefetch/prefetch_types.h"
 
 namespace pegaflow::server {
+
+/// The part of each key that a router gets. A part is enough where it is what the engine's events
+/// have.
+enum class KeyPart : std::uint8_t {
+  kAll,
+  kLow,    ///< The low 64 bits: vLLM.
+  kFirst,  ///< The first 64 bits: SGLang.
+};
 
 /// A request of a router, decoded.
 struct RouterQuery {
@@ -26,7 +35,9 @@ struct RouterQuery {
   std::uint64_t generation = 0;
   std::uint64_t position = engine::BlockStore::kJournalEnd;
   engine::FrameIndex cursor = 0;
-  bool low_keys = false;  ///< 8 bytes of each key are enough.
+  KeyPart keys = KeyPart::kAll;
+  bool wants_chains = false;  ///< With a journal, from `chain_position` on.
+  std::uint64_t chain_position = PromptChains::kEnd;
   PrefetchWanted prefetch{};
 };
 
@@ -41,8 +52,10 @@ struct BlocksAnswer {
   bool has_lost = false;
   bool has_more = false;
   std::uint32_t cursor = 0;  ///< The next part of a list that has more.
-  bool low_keys = false;
+  KeyPart keys = KeyPart::kAll;
   std::vector<engine::BlockStore::JournalEntry> entries{};
+  bool has_chains = false;  ///< Those of prompts were asked for.
+  PromptChains::Part chains{};
 };
 
 /// The answer to kLinks.
@@ -55,6 +68,7 @@ struct LinksAnswer {
     std::uint32_t block_tokens = 0;
   };
   std::vector<Engine> engines{};
+  bool has_disks = false;  ///< A block that left the pool may be on a disk of this node.
 };
 
 /// The answer to prefetches and their cancellation, which tells nothing about blocks.

@@ -27,6 +27,8 @@ constexpr std::string_view kPrefetches = "/prefetch/";
 constexpr std::size_t kMostName = 128;
 constexpr std::size_t kKeyDigits = 2 * BlockKey::kMaxBytes;
 constexpr std::size_t kIdDigits = 32;
+/// The format of the chains behind a journal, which readers name and /links shows.
+constexpr unsigned kChainsFormat = 1;
 
 tl::unexpected<Error> refuse(const std::string& why) {
   return fail(Errc::kInvalidArgument, "{}", why);
@@ -61,9 +63,15 @@ bool read_parameter(std::string_view name, std::string_view value, RouterQuery& 
   if (name == "generation") return read_number(value, query.generation);
   if (name == "cursor") return read_number(value, query.cursor);
   if (name == "kind") return read_number(value, query.block_kind.emplace());
+  if (name == "chains") {
+    query.wants_chains = true;
+    unsigned format = 0;
+    return read_number(value, format) && format == kChainsFormat;
+  }
+  if (name == "chain_position") return read_number(value, query.chain_position);
   if (name == "keys") {
-    query.low_keys = value == "8";
-    return query.low_keys || value == "32";
+    query.keys = value == "8" ? KeyPart::kLow : value == "first8" ? KeyPart::kFirst : KeyPart::kAll;
+    return query.keys != KeyPart::kAll || value == "32";
   }
   return false;
 }
@@ -151,6 +159,16 @@ void append(std::string& to, Number number) {
   }
 }
 
+void append_chains(std::string& body, const PromptChains::Part& part) {
+  append(body, part.position);
+  for (const PromptChain& chain : part.chains) {
+    append(body, chain.session);
+    append(body, chain.block_tokens);
+    append(body, static_cast<std::uint32_t>(chain.keys.size()));
+    for (const std::uint64_t key : chain.keys) append(body, key);
+  }
+}
+
 nlohmann::json to_json(const NodesReport& nodes) {
   nlohmann::json links = nlohmann::json::array();
   for (const NodesReport::Peer& peer : nodes.peers) {
@@ -196,22 +214,8 @@ Result<RouterQuery> read_router_query(std::string_view method, std::string_view 
   return cancel;
 }
 
-std::uint64_t low_bits(const BlockKey& key) {
-  const auto is_padding = [&](std::size_t from, std::size_t to) {
-    return std::all_of(key.bytes.begin() + static_cast<std::ptrdiff_t>(from),
-                       key.bytes.begin() + static_cast<std::ptrdiff_t>(to),
-                       [](std::byte each) { return each == std::byte{0}; });
-  };
-  const std::size_t length = !is_padding(16, 32) ? 32 : !is_padding(8, 16) ? 16 : 8;
-  std::uint64_t low = 0;
-  for (std::size_t i = length - 8; i < length; ++i) {
-    low = low << 8 | static_cast<std::uint64_t>(key.bytes.at(i));
-  }
-  return low;
-}
-
 std::string blocks_body(const BlocksAnswer& answer) {
-  const std::size_t key_bytes = answer.low_keys ? 8 : BlockKey::kMaxBytes;
+  const std::size_t key_bytes = answer.keys != KeyPart::kAll ? 8 : BlockKey::kMaxBytes;
   std::string body = "PEGABLK1";
   body.reserve(64 + answer.entries.size() * (key_bytes + 1));
   for (const std::byte each : from_hex(to_string(answer.server))) {
@@ -226,10 +230,12 @@ std::string blocks_body(const BlocksAnswer& answer) {
   append(body, static_cast<std::uint16_t>(answer.kind));
   append(body, static_cast<std::uint16_t>(key_bytes));
   append(body, answer.block_tokens);
-  append(body, std::uint32_t{0});
+  append(body, static_cast<std::uint32_t>(answer.chains.chains.size()));
   for (const engine::BlockStore::JournalEntry& entry : answer.entries) {
-    if (answer.low_keys) {
-      append(body, low_bits(entry.key));
+    if (answer.keys == KeyPart::kLow) {
+      append(body, entry.key.low_bits());
+    } else if (answer.keys == KeyPart::kFirst) {
+      append(body, entry.key.first_bits());
     } else {
       body.append(reinterpret_cast<const char*>(entry.key.bytes.data()), BlockKey::kMaxBytes);
     }
@@ -241,6 +247,7 @@ std::string blocks_body(const BlocksAnswer& answer) {
     }
   }
   body += gone;
+  if (answer.has_chains) append_chains(body, answer.chains);
   return body;
 }
 
@@ -250,15 +257,18 @@ std::string links_body(const LinksAnswer& answer) {
     nlohmann::json row = {{"instance", each.instance.id},
                           {"state", each.instance.state},
                           {"namespace", each.instance.namespace_hash},
-                          {"kv_events", each.instance.has_kv_events}};
+                          {"kv_events", each.instance.has_kv_events},
+                          {"chains", each.instance.reports_chains}};
     if (each.block_bytes != 0) row["block_bytes"] = each.block_bytes;
     if (each.block_tokens != 0) row["block_tokens"] = each.block_tokens;
     engines.push_back(std::move(row));
   }
   const nlohmann::json body = {
       {"node", to_string(answer.server)},
+      {"chains", kChainsFormat},
       {"links", answer.nodes ? to_json(*answer.nodes) : nlohmann::json::array()},
-      {"engines", std::move(engines)}};
+      {"engines", std::move(engines)},
+      {"disks", answer.has_disks}};
   // Ids come from clients: invalid UTF-8 is replaced, and throws no exception.
   return body.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

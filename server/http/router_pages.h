@@ -31,8 +31,4 @@ std::string blocks_body(const BlocksAnswer& answer);
 /// The JSON of /links.
 std::string links_body(const LinksAnswer& answer);
 
-/// The low 64 bits of the engine's hash, which is as long as the key without its padding: 8, 16 or
-/// 32 bytes, the most significant first.
-std::uint64_t low_bits(const BlockKey& key);
-
 }  // namespace pegaflow::server

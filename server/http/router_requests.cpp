@@ -28,7 +28,9 @@ BlocksAnswer about(const CacheService::Indexed& kind, const Id128& server,
           .generation = static_cast<std::uint64_t>(kind.wants.generation),
           .kind = kind.kind,
           .block_tokens = kind.block_tokens,
-          .low_keys = query.low_keys};
+          .keys = query.keys,
+          .has_chains = query.wants_chains,
+          .chains = {.position = query.chain_position}};
 }
 
 }  // namespace
@@ -44,7 +46,10 @@ RouterRequests::RouterRequests(CacheService& service, Prefetches& prefetches, kj
       options_(options),
       tasks_(*this) {}
 
-RouterRequests::~RouterRequests() noexcept(false) { service_.store().on_next_entry(nullptr); }
+RouterRequests::~RouterRequests() noexcept(false) {
+  service_.store().on_next_entry(nullptr);
+  service_.chains().on_next(nullptr);
+}
 
 void RouterRequests::take(std::uint64_t ticket, const RouterQuery& query) {
   switch (query.kind) {
@@ -64,37 +69,41 @@ void RouterRequests::take(std::uint64_t ticket, const RouterQuery& query) {
 
 // ---- the journal
 
-std::optional<AdminAnswer> RouterRequests::changes(const RouterQuery& query,
-                                                   std::uint64_t& position) const {
+std::optional<AdminAnswer> RouterRequests::changes(RouterQuery& query) const {
   const auto kind = service_.indexed(query.space, query.block_kind);
   if (!kind) return refusal(kind.error());
   BlocksAnswer answer = about(*kind, options_.server, query);
-  auto part = service_.store().journal(kind->wants.generation, position, kMostEntries);
-  const bool is_first = position == engine::BlockStore::kJournalEnd;
+  auto part = service_.store().journal(kind->wants.generation, query.position, kMostEntries);
+  const bool is_first = query.position == engine::BlockStore::kJournalEnd;
   answer.has_lost = !is_first && (part.has_lost ||
                                   (query.generation != 0 && query.generation != answer.generation));
-  answer.position = position = part.next;
+  answer.position = query.position = part.next;
   answer.has_more = part.has_more;
   // A reader that has lost entries starts anew with a list: these would be of no use.
   if (!answer.has_lost) answer.entries = std::move(part.entries);
-  if (answer.has_lost) answer.position = position = service_.store().journal_end();
-  const bool has_news = is_first || answer.has_lost || answer.has_more || !answer.entries.empty();
+  if (answer.has_lost) answer.position = query.position = service_.store().journal_end();
+  if (query.wants_chains) {
+    answer.chains = service_.chains().read(query.space, query.chain_position, kMostChainBytes);
+    query.chain_position = answer.chains.position;
+    answer.has_more = answer.has_more || answer.chains.has_more;
+  }
+  const bool has_news = is_first || answer.has_lost || answer.has_more || !answer.entries.empty() ||
+                        !answer.chains.chains.empty();
   if (!has_news) return std::nullopt;
   return answer;
 }
 
-void RouterRequests::read_journal(std::uint64_t ticket, const RouterQuery& query) {
+void RouterRequests::read_journal(std::uint64_t ticket, RouterQuery query) {
   if (const auto kept = service_.store().keep_journal(); !kept) {
     return answer_(ticket, refusal(kept.error()));
   }
-  std::uint64_t position = query.position;
-  if (auto now = changes(query, position)) return answer_(ticket, std::move(*now));
+  if (auto now = changes(query)) return answer_(ticket, std::move(*now));
   if (waiting_.size() >= options_.most_readers) {
     return answer_(ticket, RouterRefusal{503, "too many requests wait for the journal"});
   }
-  waiting_.push_back(
-      {.ticket = ticket, .query = query, .until = timer_.now() + to_kj(options_.patience)});
-  waiting_.back().query.position = position;
+  waiting_.push_back({.ticket = ticket,
+                      .query = std::move(query),
+                      .until = timer_.now() + to_kj(options_.patience)});
   watch();
   if (!std::exchange(is_expiring_, true)) tasks_.add(expire_waiting());
 }
@@ -107,6 +116,7 @@ void RouterRequests::watch() {
   const auto wake =
       std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(changed.fulfiller));
   service_.store().on_next_entry([wake]() { (*wake)->fulfill(); });
+  service_.chains().on_next([wake]() { (*wake)->fulfill(); });
   tasks_.add(changed.promise.then([this]() { return timer_.afterDelay(to_kj(options_.collect)); })
                  .then([this]() {
                    is_watching_ = false;
@@ -117,7 +127,7 @@ void RouterRequests::watch() {
 
 void RouterRequests::answer_waiting() {
   for (auto each = waiting_.begin(); each != waiting_.end();) {
-    auto now = changes(each->query, each->query.position);
+    auto now = changes(each->query);
     if (!now) {
       ++each;
       continue;
@@ -169,12 +179,14 @@ void RouterRequests::list_blocks(std::uint64_t ticket, const RouterQuery& query)
   answer.has_more = listed.next != engine::kNoFrame;
   answer.cursor = answer.has_more ? listed.next : 0;
   answer.entries.reserve(listed.keys.size());
-  for (const BlockKey& key : listed.keys) answer.entries.push_back({key, true, 0});
+  for (const BlockKey& key : listed.keys)
+    answer.entries.push_back({.key = key, .is_present = true});
   answer_(ticket, std::move(answer));
 }
 
 LinksAnswer RouterRequests::links() const {
   LinksAnswer answer{.server = options_.server, .nodes = nodes_()};
+  answer.has_disks = options_.has_disks && options_.has_disks();
   for (InstanceInfo& instance : service_.instances()) {
     LinksAnswer::Engine& engine = answer.engines.emplace_back();
     if (const auto kind = service_.indexed(instance.namespace_hash, std::nullopt)) {

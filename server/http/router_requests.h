@@ -29,9 +29,12 @@ class RouterRequests final : private kj::TaskSet::ErrorHandler {
     /// Changes are collected for so long, so that a burst of saves is one answer.
     Duration collect = std::chrono::milliseconds(5);
     std::size_t most_readers = 64;
+    std::function<bool()> has_disks{};  ///< Not set: the node has none.
   };
   /// Entries of the journal that one answer covers, and frames of one part of a list.
   static constexpr std::size_t kMostEntries = 8192;
+  /// Bytes of the chains of prompts in one answer.
+  static constexpr std::size_t kMostChainBytes = std::size_t{512} << 10U;
 
   using Answer = std::function<void(std::uint64_t ticket, AdminAnswer answer)>;
   /// All references outlive it.
@@ -52,13 +55,13 @@ class RouterRequests final : private kj::TaskSet::ErrorHandler {
     kj::TimePoint until;
   };
 
-  void read_journal(std::uint64_t ticket, const RouterQuery& query);
+  void read_journal(std::uint64_t ticket, RouterQuery query);
   void list_blocks(std::uint64_t ticket, const RouterQuery& query);
   void start_prefetch(std::uint64_t ticket, const RouterQuery& query);
   [[nodiscard]] LinksAnswer links() const;
-  /// No value: there is nothing to report yet; `position` is then moved to where it continues.
-  [[nodiscard]] std::optional<AdminAnswer> changes(const RouterQuery& query,
-                                                   std::uint64_t& position) const;
+  /// No value: there is nothing to report yet; the query's positions are then moved to where it
+  /// continues.
+  [[nodiscard]] std::optional<AdminAnswer> changes(RouterQuery& query) const;
   void watch();
   void answer_waiting();
   kj::Promise<void> expire_waiting();

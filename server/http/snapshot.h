@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "server/cache/cache_stats.h"
+#include "server/chains/prompt_chains.h"
 #include "server/http/http_counters.h"
 #include "server/http/nodes_report.h"
 #include "server/pool/kept_report.h"
@@ -29,7 +30,8 @@ struct Snapshot {
   std::optional<KeptReport> kept{};    ///< With --keep only.
   PrefetchStats prefetches{};
   std::size_t journal_readers = 0;  ///< Requests that wait for the journal.
-  HttpCounters http{};              ///< Filled in by the HTTP thread.
+  PromptChains::Stats chains{};
+  HttpCounters http{};  ///< Filled in by the HTTP thread.
 };
 
 }  // namespace pegaflow::server

@@ -33,14 +33,15 @@ enum class Method : std::uint8_t {
   kDescribe,
   kDecline,
   kBoundaries,
+  kReportChain,
 };
-inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kBoundaries) + 1;
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kReportChain) + 1;
 
 constexpr std::string_view to_string(Method method) noexcept {
   constexpr std::array<std::string_view, kMethodCount> kNames = {
-      "hello",   "register",  "attach",   "lookup",  "claim",       "unclaim", "open",
-      "release", "reserve",   "publish",  "abandon", "reset_cache", "goodbye", "corrupt",
-      "journal", "await_job", "describe", "decline", "boundaries"};
+      "hello",   "register",  "attach",   "lookup",  "claim",       "unclaim",     "open",
+      "release", "reserve",   "publish",  "abandon", "reset_cache", "goodbye",     "corrupt",
+      "journal", "await_job", "describe", "decline", "boundaries",  "report_chain"};
   return kNames[static_cast<std::size_t>(method)];
 }
 

@@ -202,6 +202,8 @@ class SessionImpl final : public wire::Session::Server {
     const JobId job = read_job(call.getParams().getJob());
     const std::size_t first = call.getParams().getFirst();
     const std::size_t kind = call.getParams().getKind();
+    using MayRefuse = engine::BlockStore::MayRefuse;
+    const auto may_refuse = call.getParams().getMayRefuse() ? MayRefuse::kYes : MayRefuse::kNo;
     struct State {
       std::vector<BlockKey> scratch;  // Its own: other calls run between the slices.
       std::span<const BlockKey> keys;
@@ -229,9 +231,9 @@ class SessionImpl final : public wire::Session::Server {
     shared.slots->reserve(shared.keys.size());
     return jobs_
         .run(context_.timer,
-             [this, &shared, job, kind, first, no_longer_than]() {
-               return reserve_slice(job, kind, first, shared.keys, shared.depths, no_longer_than,
-                                    shared.slots);
+             [this, &shared, job, kind, first, may_refuse, no_longer_than]() {
+               return reserve_slice(job, kind, first, shared.keys, shared.depths, may_refuse,
+                                    no_longer_than, shared.slots);
              })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           answer_slots(state->slots, call);
@@ -381,6 +383,20 @@ class SessionImpl final : public wire::Session::Server {
       write_error(found.error(), results.initError());
     }
     return finish(measured, found);
+  }
+
+  kj::Promise<void> reportChain(ReportChainContext call) override {
+    const Measured measured(context_, Method::kReportChain);
+    const auto wanted = read_chain(call.getParams()).and_then([&](PromptChain chain) {
+      return service_.report_chain(connection_, std::move(chain));
+    });
+    auto results = call.getResults(capnp::MessageSize{4, 0});
+    if (wanted) {
+      results.setWanted(*wanted);
+    } else {
+      write_error(wanted.error(), results.initError());
+    }
+    return finish(measured, wanted);
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {
@@ -618,14 +634,15 @@ class SessionImpl final : public wire::Session::Server {
   /// large blocks wait for small ones to make room.
   bool reserve_slice(const JobId& job, std::size_t kind, std::size_t first,
                      std::span<const BlockKey> keys, std::span<const std::uint8_t> depths,
-                     TimePoint no_longer_than, Result<std::vector<std::uint32_t>>& slots) {
+                     engine::BlockStore::MayRefuse may_refuse, TimePoint no_longer_than,
+                     Result<std::vector<std::uint32_t>>& slots) {
     const std::size_t done = slots->size();
     const std::size_t count = std::min(CacheService::kSliceBlocks, keys.size() - done);
     const bool may_wait = context_.clock.now() < no_longer_than;
     auto slice = service_.reserve(
         connection_, job, first + done, keys.subspan(done, count), done + count < keys.size(),
         may_wait ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip, kind,
-        depths.empty() ? depths : depths.subspan(done, count));
+        depths.empty() ? depths : depths.subspan(done, count), may_refuse);
     if (!slice) {
       // The caller gets no slot, so the slots of earlier slices are not written.
       if (done != 0) (void)service_.abandon(connection_, job);

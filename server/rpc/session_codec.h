@@ -68,6 +68,23 @@ inline FetchHints hints_of(const wire::Keys::Reader& keys) {
   return hints;
 }
 
+/// Errors: kInvalidArgument for keys that are not 8 bytes each, or too many.
+inline Result<PromptChain> read_chain(const wire::Session::ReportChainParams::Reader& params) {
+  const auto bytes = params.getKeys();
+  constexpr std::size_t kBytes = sizeof(std::uint64_t);
+  if (bytes.size() % kBytes != 0 || bytes.size() / kBytes > kMaxKeysPerCall) {
+    return fail(Errc::kInvalidArgument,
+                "reportChain: {} bytes of keys; a key has 8, the limit is {}", bytes.size(),
+                kMaxKeysPerCall);
+  }
+  PromptChain chain{.session = params.getSession(), .block_tokens = params.getBlockTokens()};
+  chain.keys.resize(bytes.size() / kBytes);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    chain.keys[i / kBytes] |= std::uint64_t{bytes[i]} << (8 * (i % kBytes));
+  }
+  return chain;
+}
+
 inline void write_ranges(const CacheService::Restorable& claimed,
                          wire::Session::ClaimResults::Builder results) {
   auto ranges = results.initRanges(static_cast<unsigned>(claimed.ranges.size()));

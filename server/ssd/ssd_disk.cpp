@@ -222,35 +222,39 @@ void SsdDisk::start_scan() {
   state_ = State::kScanning;
   scan_began_ = clock_.now();
   scan_ = std::make_unique<ssd::Scan>(superblock_, names_, *index_, *log_);
-  for (std::size_t i = 0; i < options_.scan_reads; ++i) scan_more();
+  for (std::size_t i = 0; i < options_.scan_reads; ++i) scan_more(nullptr);
 }
 
-/// Starts the next read of the scan.
-void SsdDisk::scan_more() {
+/// Starts the next read of the scan, into the buffer of a former one if that is large enough.
+void SsdDisk::scan_more(std::shared_ptr<AlignedBuffer> used) {
   if (state_ != State::kScanning) return;
   const auto read = scan_->next();
   if (!read) {
     if (scan_->is_done()) end_scan();
     return;
   }
-  auto buffer = std::make_shared<AlignedBuffer>(read->bytes);
+  auto buffer = std::move(used);
+  if (buffer == nullptr || buffer->bytes().size() < read->bytes) {
+    buffer = std::make_shared<AlignedBuffer>(read->bytes);
+  }
+  const std::span<std::byte> bytes = buffer->bytes().first(read->bytes);
   const bool is_accepted = submit({.priority = Disk::Priority::kBackground,
                                    .offset = read->offset,
-                                   .memory = {buffer->bytes()},
+                                   .memory = {bytes},
                                    .hook = {}},
-                                  [this, buffer, read](Disk::Completion& completion) {
+                                  [this, buffer, bytes, read](Disk::Completion& completion) {
                                     if (completion.error) {
                                       ++counted_.read_errors;
                                       scan_->failed(*read);
                                     } else {
-                                      scan_->take(*read, buffer->bytes());
+                                      scan_->take(*read, bytes);
                                       make_room_in_index(index_->size(), 0);
                                     }
-                                    scan_more();
+                                    scan_more(buffer);
                                   });
   if (!is_accepted) {
     scan_->failed(*read);
-    scan_more();
+    scan_more(std::move(buffer));
   }
 }
 

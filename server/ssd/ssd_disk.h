@@ -220,7 +220,7 @@ class SsdDisk {
                                                        std::uint64_t segment_bytes) const;
   Result<void> choose_superblock(std::span<std::byte> head);
   Result<void> choose_size();
-  void scan_more();
+  void scan_more(std::shared_ptr<AlignedBuffer> used);
   void end_scan();
   bool open_segment();
   void end_write(std::uint64_t ticket, Disk::Completion& completion);

@@ -83,6 +83,22 @@ class Suspects(RouterTest):
         self.assertEqual(poisoned([d]), 1)
         self.assertEqual((await router.metrics())["suspect_requests_total"], 0)
 
+    async def test_a_request_whose_answer_breaks_off_is_not_reported_as_one_that_is_refused(
+        self,
+    ) -> None:
+        async def end_after_an_event(request: Request, answer: Answer) -> None:
+            await answer.begin_stream()
+            await answer.piece(STREAM[0])
+            answer.die()
+
+        d = [await self.engine(end_at_poison), await self.engine(end_after_an_event)]
+        router = await self.router("--decode-policy", "round-robin", "--retry-delay", "1ms", d=d)
+        reply = await router.post("/v1/completions", POISON)
+        self.assertEqual(reply.status, 200)
+        self.assertTrue(reply.body.startswith(STREAM[0]))
+        self.assertEqual(poisoned(d), 2)
+        self.assertEqual((await router.metrics())["suspect_requests_total"], 0)
+
     async def test_a_request_that_ended_with_a_kept_connection_goes_to_another_engine(self) -> None:
         ending = True
 

@@ -31,6 +31,9 @@ void check(const KvEvent& event, const KvBatch& batch, const KvEventDecoder::Opt
                   (event.block_size > 0 && event.block_size <= KvEventDecoder::kMaxBlockSize),
               "a block of {} tokens", event.block_size);
   PEGA_ASSERT(event.session_id.size() <= KvEventDecoder::kMaxText, "a long session");
+  PEGA_ASSERT(event.first_extra.size() <= KvEventDecoder::kMaxText, "a long extra key");
+  PEGA_ASSERT(options.keep_tokens || event.tokens.size() <= options.head_tokens, "{} tokens",
+              event.tokens.size());
 }
 
 void run(std::span<const std::byte> input) {
@@ -39,7 +42,8 @@ void run(std::span<const std::byte> input) {
   const KvEventDecoder::Options options{
       .max_hashes = 100,
       .dialect = (choice & 1U) != 0 ? Dialect::kSglang : Dialect::kVllm,
-      .keep_tokens = (choice & 2U) != 0};
+      .keep_tokens = (choice & 2U) != 0,
+      .head_tokens = (choice & 4U) != 0 ? 8U : 0U};
   const auto payload = input.subspan(1);
   const Result<KvBatch> batch = KvEventDecoder(options).decode(payload);
   if (!batch) {

@@ -98,8 +98,9 @@ void run(std::span<const std::uint8_t> input) {
   if (input.empty()) return;
   if (input[0] >= 0xf0) {
     const auto text = input.subspan(1);
-    const auto sources = parse_kv_event_sources(
-        {reinterpret_cast<const char*>(text.data()), text.size()}, "10.0.0.7");
+    const std::string_view json(reinterpret_cast<const char*>(text.data()), text.size());
+    const auto sources = input[0] >= 0xf8 ? parse_server_info(json, "10.0.0.7")
+                                          : parse_kv_event_sources(json, "10.0.0.7");
     if (!sources) return;
     for (const EventAddress& address : *sources) {
       PEGA_ASSERT(address.endpoint.starts_with("tcp://10.0.0.7:"), "dials {}", address.endpoint);

@@ -5,6 +5,7 @@
 // the cut. What the policy kv-aware adds leaves the rest of a body as it was. No answer of an
 // engine or a server causes a crash.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,6 +18,7 @@
 
 #include "base/assert.h"
 #include "router/body/cache_salt.h"
+#include "router/body/early_params.h"
 #include "router/body/first_token.h"
 #include "router/body/full_report.h"
 #include "router/body/kv_hints.h"
@@ -69,6 +71,11 @@ void check_first_token(const std::string& text, const std::vector<JsonMember>& m
   if (token) {
     const std::string event = first_event(*token);
     PEGA_ASSERT(json::parse(event.substr(6), nullptr, false).is_object(), "the event is not JSON");
+  }
+  if (const auto place = place_of(text)) {
+    const json early =
+        json::parse(early_params(*place, std::chrono::milliseconds(1)), nullptr, false);
+    PEGA_ASSERT(early.is_object(), "the parameters of an early request are not JSON");
   }
   if (decide_first_token(members, text.size()) != FirstToken::kSent) return;
   const PrefilledToken one{"null", "0", "null", "\"a\"", "9", "[1]"};
@@ -194,6 +201,7 @@ void check_answers(const std::string& text) {
   (void)find_usage(text);
   (void)PoolPage::read(text);
   (void)PoolPage::read("PEGABLK1" + text);
+  (void)PoolPage::read("PEGABLK1" + text, true);
   (void)LinksPage::read(text);
 }
 

@@ -239,7 +239,7 @@ TEST_SUITE("HTTP") {
                          page.find('"', begin + kSample.size()) - begin - kSample.size());
     };
     CHECK(policy(ServerProcess()) == "weighted-lru");
-    for (const char* const name : {"lru", "slru", "s3-fifo", "weighted-lru"}) {
+    for (const char* const name : {"lru", "slru", "s3-fifo", "weighted-lru", "adaptive"}) {
       CHECK(policy(ServerProcess({.arguments = {"--eviction", name}})) == name);
     }
     CHECK(policy(ServerProcess({.arguments = {"--disable-lfu-admission"}})) == "lru");

@@ -19,6 +19,10 @@ from streaming_engine import (
     WHOLE_STREAM,
     Answer,
     Request,
+    die,
+    fail_with_status,
+    report_no_params,
+    send_garbage,
     wait_for_leaving,
 )
 
@@ -466,32 +470,19 @@ class Splitting(RouterTest):
         self.assertEqual(len(p.requests), 2)
 
     async def test_after_any_failure_of_the_prefill_engine_the_decode_engine_serves(self) -> None:
-        async def status(request: Request, answer: Answer) -> None:
-            await answer.whole(b"{}", int(request.json["user"]))
-
-        async def die(request: Request, answer: Answer) -> None:
-            answer.die()
-
         async def die_in_the_answer(request: Request, answer: Answer) -> None:
             await answer.raw(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"kv_')
             answer.die()
 
-        async def no_params(request: Request, answer: Answer) -> None:
-            await answer.whole(b'{"kv_transfer_params":null}')
-
-        async def garbage(request: Request, answer: Answer) -> None:
-            await answer.raw(b"SSH-2.0\r\n\r\n")
-            answer.die()
-
         d = await self.engine()
         for reason, behavior, user in (
-            ("status", status, "500"),
-            ("status", status, "400"),
-            ("status", status, "503"),
+            ("status", fail_with_status, "500"),
+            ("status", fail_with_status, "400"),
+            ("status", fail_with_status, "503"),
             ("lost", die, ""),
             ("lost", die_in_the_answer, ""),
-            ("lost", garbage, ""),
-            ("no_params", no_params, ""),
+            ("lost", send_garbage, ""),
+            ("no_params", report_no_params, ""),
             ("timeout", wait_for_leaving, ""),
             ("refused", None, ""),
         ):

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hex.h"
+#include "base/session_name.h"
 #include "cluster/peer_proof.h"
 #include "harness/http_request.h"
 #include "tests/support/nodes.h"
@@ -89,6 +91,37 @@ struct Blocks {
   std::uint32_t flags = 0;
   std::set<std::string> present;
   std::set<std::string> gone;
+};
+
+/// The chains behind the blocks of a journal with `chains=1`.
+struct Chains {
+  explicit Chains(const HttpResponse& response) {
+    REQUIRE_MESSAGE(response.status == 200, response.body);
+    const std::string& body = response.body;
+    const auto word = [&body](std::size_t at) { return Blocks::number<std::uint64_t>(body, at); };
+    const std::size_t entries = Blocks::number<std::uint32_t>(body, 44);
+    const std::size_t count = Blocks::number<std::uint32_t>(body, 60);
+    const std::size_t key_bytes = Blocks::number<std::uint16_t>(body, 54);
+    std::size_t at = 64 + entries * key_bytes + (entries + 7) / 8;
+    REQUIRE(body.size() >= at + 8);
+    position = word(at);
+    at += 8;
+    for (std::size_t i = 0; i < count; ++i) {
+      REQUIRE(body.size() >= at + 16);
+      auto& chain = of[word(at)];
+      block_tokens = Blocks::number<std::uint32_t>(body, at + 8);
+      const std::size_t keys = Blocks::number<std::uint32_t>(body, at + 12);
+      at += 16;
+      REQUIRE(body.size() >= at + 8 * keys);
+      for (std::size_t key = 0; key < keys; ++key) chain.push_back(word(at + 8 * key));
+      at += 8 * keys;
+    }
+    CHECK(body.size() == at);
+  }
+
+  std::uint64_t position = 0;
+  std::uint32_t block_tokens = 0;
+  std::map<std::uint64_t, std::vector<std::uint64_t>> of;  ///< Keys by the session's name.
 };
 
 std::set<std::string> texts(const std::vector<BlockKey>& keys) {
@@ -223,6 +256,48 @@ TEST_SUITE("routers") {
     CHECK(reset.present.empty());
     CHECK(reset.generation != start.generation);
     CHECK(Blocks(node.router.get(node.blocks)).present.empty());
+  }
+
+  TEST_CASE("a router that asks for chains gets the blocks of prompts, and others see nothing") {
+    const OneNode node;
+    CacheSession& session = node.engine.engine->session();
+    CHECK(node.router.links().at("chains") == 1);
+    const std::vector<BlockKey> keys = numbered_keys(numbers_from(1, 3));
+    // No router wants any: the first one is a question, and is dropped.
+    CHECK(session.wants_chains());
+    session.report_chain("pf1:0", keys, 16);
+    CHECK(node.server.metric_becomes(
+        R"(pegaflow_rpc_duration_seconds_count{method="report_chain"})", 1));
+    CHECK(node.server.metric(R"(pegaflow_prompt_chains_total{result="unwanted"})") == 1);
+
+    const HttpResponse first = node.router.get(node.journal + "&chains=1");
+    const Chains none(first);
+    CHECK(none.of.empty());
+    const Blocks start(node.router.get(node.journal));
+    const std::string next =
+        fmt::format("{}{}&chains=1&chain_position={}", node.journal, start.next(), none.position);
+    HttpResponse answer;
+    std::thread waiting([&] { answer = node.router.get(next); });
+    CHECK(node.server.metric_becomes("pegaflow_journal_readers", 1));
+    session.report_chain("pf1:1", keys, 16);
+    waiting.join();
+    const Chains told(answer);
+    REQUIRE(told.of.size() == 1);
+    std::vector<std::uint64_t> low;
+    for (const BlockKey& key : keys) low.push_back(key.low_bits());
+    CHECK(told.of.at(session_name("pf1:1")) == low);
+    CHECK(told.block_tokens == 16);
+    // The answer has been awaited: the engine knows now that they are wanted.
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (!session.wants_chains()) REQUIRE(std::chrono::steady_clock::now() < end);
+    CHECK(session.wants_chains());
+    CHECK(node.router.links().at("engines").at(0).at("chains") == true);
+    // The id itself is in no answer, and a journal without the parameter is as it was.
+    CHECK(answer.body.find("pf1:1") == std::string::npos);
+    node.save(1, 2);
+    CHECK(Blocks(node.router.get(node.journal + start.next())).present.size() == 2);
+    CHECK(node.router.get(node.journal + "&chains=2").status == 400);
+    CHECK(node.router.get(node.journal + "&chains=1&chain_position=x").status == 400);
   }
 
   TEST_CASE("a position of another life of the server is lost, and the incarnation shows it") {

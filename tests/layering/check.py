@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 import functions
+import imports
 import table
 
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
@@ -312,6 +313,7 @@ def problems_in(root: pathlib.Path) -> list[str]:
         *check_circles(tree),
         *check_floors(tree),
         *check_python(root),
+        *imports.check_imports(root),
         *check_folders(tree),
         *check_depth(tree),
         *check_functions(root),

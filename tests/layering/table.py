@@ -19,6 +19,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "engine/types/namespace_factors.h",
         "transport/",
     ),
+    "directory": ("base/", "capnp/wire/peer_types.h", "directory/"),
     "client": (
         "base/",
         "capnp/",
@@ -29,7 +30,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/host/",
         "transport/cuda/",
     ),
-    "server": ("base/", "capnp/", "cluster/", "engine/", "server/", "transport/"),
+    "server": ("base/", "capnp/", "cluster/", "directory/", "engine/", "server/", "transport/"),
     "index": ("base/", "index/"),
     "router": ("base/", "cluster/peer_proof.h", "index/", "router/"),
     # The native module is where the engine's side is put together, so it names concrete devices.
@@ -46,6 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "capnp/",
         "client/",
         "cluster/",
+        "directory/",
         "engine/",
         "harness/",
         "server/",
@@ -81,22 +83,26 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "*",
         "store",
     ),
+    "cluster": ("*", "found"),
+    "directory": ("redis", "*"),
     "index": ("memory", "*", "token_keys", "events", "placement"),
     "router": (
         "http",
         "body",
         "routing",
         "kv",
+        "replicas",
         "upstream",
         "page",
         "config",
         "state",
         "watch",
         "request",
+        "score",
         "exchange",
         "*",
     ),
-    "server": ("pool", "cache", "prefetch", "ssd", "rpc", "http", "*"),
+    "server": ("pool", "chains", "cache", "prefetch", "ssd", "rpc", "http", "*"),
     "perf": (
         "lib",
         "disk",
@@ -120,6 +126,7 @@ WITHOUT_CIRCLES = (
     "capnp",
     "client",
     "cluster",
+    "directory",
     "engine",
     "harness",
     "index",
@@ -147,6 +154,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "xxhash.h": (
         "xxHash",
         (
+            "base/session_name.cpp",
             "engine/types/hash.cpp",
             "engine/types/namespace_factors.cpp",
             "transport/checksum.cpp",
@@ -160,8 +168,11 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "xxh_x86dispatch.h": ("xxHash", ("transport/checksum.cpp",)),
-    "sodium.h": ("libsodium", ("cluster/peer_proof.cpp", "router/body/cache_salt.cpp")),
-    "openssl/": ("OpenSSL", ("index/token_keys/sha256.cpp",)),
+    "sodium.h": (
+        "libsodium",
+        ("cluster/peer_proof.cpp", "directory/anchor.cpp", "router/body/cache_salt.cpp"),
+    ),
+    "openssl/": ("OpenSSL", ("directory/redis/redis_stream.cpp", "index/token_keys/sha256.cpp")),
     "kj/compat/http.h": ("kj-http", ("server/", *TESTS_AND_PERF)),
     "kj/": ("KJ", KJ_HOMES),
     "capnp/": ("Cap'n Proto", KJ_HOMES),
@@ -180,8 +191,10 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda.h": ("CUDA", ("transport/cuda/", "tests/unit/transport/")),
     "cuda_runtime": ("CUDA", ("transport/cuda/",)),
     "liburing.h": ("liburing", ("transport/disk/",)),
-    "zmq.h": ("ZeroMQ", ("index/events/event_socket.cpp", *TESTS_AND_PERF)),
-    "hiredis/": ("hiredis", ("engine/directory/",)),
+    "zmq.h": (
+        "ZeroMQ",
+        ("index/events/event_socket.cpp", "router/replicas/replica_socket.cpp", *TESTS_AND_PERF),
+    ),
     "boost/": ("Boost", ("router/", *TESTS_AND_PERF)),
 }
 
@@ -213,4 +226,5 @@ SOURCE_FOLDERS = (*(name for name in MODULES if name != "tests"), "demo", "examp
 TABLE_FUNCTIONS = {
     "server/options.cpp": ("ServerOptions::declare",),
     "router/config/options.cpp": ("RouterOptions::declare",),
+    "router/config/index_options.cpp": ("RouterOptions::declare_index",),
 }

@@ -165,10 +165,50 @@ class LayeringTest(unittest.TestCase):
     def test_a_package_for_all_engines_may_not_import_one(self) -> None:
         name = "pyclient/pegaflow/engine/a.py"
         self.assertEqual(self.problems({name: "from pegaflow.engine import b\nimport os\n"}), [])
-        for line in ("import vllm", "    from pegaflow.vllm import x", "from torch.cuda import y"):
-            with self.subTest(line):
-                found = self.problems({name: f"import os\n{line}\n"})
+        for text in (
+            "import os\nimport vllm",
+            "def run():\n    from pegaflow.vllm import x",
+            "import os\nfrom torch.cuda import y",
+        ):
+            with self.subTest(text):
+                found = self.problems({name: text})
                 self.assertIn(f"{name}:2: pyclient/pegaflow/engine/ may not import ", found[0])
+
+    def test_a_name_that_another_file_no_longer_has_is_refused(self) -> None:
+        good = {
+            "pyclient/pegaflow/__init__.py": "",
+            "pyclient/pegaflow/wait.py": "import time\nif True:\n    LIMIT = 1\ndef wait(): ...\n",
+            "tests/support/engine.py": "class Engine: ...\n",
+            "demo/__init__.py": "",
+            "demo/claim.py": (
+                "from pegaflow import wait as w\nfrom .other import Claim\n"
+                "def run(claim): return w.wait, w.LIMIT, claim.not_of_a_module\n"
+            ),
+            "demo/other.py": "import os\nfrom pegaflow.wait import LIMIT, wait\nClaim = os.sep\n",
+            "tests/integration/a_test.py": (
+                "import engine\nfrom engine import Engine\nfrom torch import cuda\n"
+                "def of(other): return other.Engine(engine.Engine)\n"
+            ),
+            "tests/python/open.py": "def __getattr__(name): return name\n",
+            "tests/python/user.py": "from open import anything\n",
+        }
+        self.assertEqual(self.problems(good), [])
+        self.assertEqual(
+            self.problems(good | {"demo/other.py": "Claim =\n"}),
+            ["demo/other.py:1: not Python: invalid syntax"],
+        )
+        moved = good | {"pyclient/pegaflow/wait.py": "", "tests/support/engine.py": "import os\n"}
+        self.assertEqual(
+            self.problems(moved),
+            [
+                "demo/claim.py:3: w has no name wait",
+                "demo/claim.py:3: w has no name LIMIT",
+                "demo/other.py:2: pegaflow.wait has no name LIMIT",
+                "demo/other.py:2: pegaflow.wait has no name wait",
+                "tests/integration/a_test.py:2: engine has no name Engine",
+                "tests/integration/a_test.py:4: engine has no name Engine",
+            ],
+        )
 
     def test_a_folder_with_too_many_files_is_refused(self) -> None:
         files = {f"perf/lib/f{i}.h": "" for i in range(check.table.MOST_FILES)}

@@ -54,6 +54,15 @@ class CheckTextTest(unittest.TestCase):
             ],
         )
 
+    def test_a_table_whose_lines_were_joined_is_refused(self) -> None:
+        table = "| a | b |\n|---|---|\n| 1 | |\n\n   | c | |\n   |---|:--|\n"
+        code = "1. x\n   ```\n   | a | |---|\n   ```\n"
+        self.assertEqual(check_text.joined_tables("x.md", table + code), [])
+        self.assertEqual(
+            check_text.joined_tables("x.md", code + "   | a | b | |---|---| | 1 | 2 |\n"),
+            ["x.md:5: the lines of a table are joined: | a | b | |---|---| | 1 | 2 |"],
+        )
+
     def test_a_last_line_without_an_end_is_refused(self) -> None:
         self.assertEqual(len(check_text.problems_of("x", "one\ntwo")), 1)
 

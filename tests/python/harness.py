@@ -351,6 +351,7 @@ class Engine:
         lora: str | LoRARequest | None = None,
         skip_reading: bool | None = None,
         params: dict[str, Any] | None = None,
+        session: str | None = None,
     ) -> Answer:
         lora = adapter(lora) if isinstance(lora, str) else lora
         if lora is not None:
@@ -369,6 +370,7 @@ class Engine:
             params,
             cache_salt=salt,
             lora_request=lora,
+            **({"session_id": session} if session is not None else {}),
         )
         made = Answer(list(prompt), seed, tokens)
         self.answers[request_id] = made

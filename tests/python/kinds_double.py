@@ -118,6 +118,15 @@ class Session:
     def unclaim(self, token: bytes) -> None:
         self._cache.claims.pop(token, None)
 
+    def events(self) -> int:
+        return next(self._tickets)
+
+    def await_event(self, seen: int, patience_s: float) -> bool:
+        return True  # Each answer is there.
+
+    def interrupt(self) -> None:
+        return None
+
     def journal(self, space: int, position: int) -> int:
         cache = self._cache
         begun = position != _native.JOURNAL_END
@@ -174,6 +183,7 @@ class Mover:
         blocks: Sequence[int],
         kind: int = 0,
         depths: bytes = b"",
+        may_refuse: bool = False,
     ) -> None:
         assert len(depths) * key_bytes == len(keys), "the connector knows all depths"
         names = [keys[i : i + key_bytes] for i in range(0, len(keys), key_bytes)]

@@ -145,6 +145,27 @@ def test_a_followed_load_is_reported_once_and_its_end_is_silent():
     assert worker.loads == {}
 
 
+def test_only_the_last_part_of_a_chunked_load_is_followed():
+    """The GPU would wait for the copies of the others, and no request needs them yet."""
+    mover = GpuMover()
+    worker = WorkerSide(lambda _: mover)
+    worker.register({})
+    first, last = (
+        LoadOrder(number, "r", b"t" * 16, 0, [number], chunked=1, has_more=number == 5)
+        for number in (5, 6)
+    )
+    worker.start_loads(StepPlan(loads=[first]))
+    worker.collect()
+    assert mover.asked == 0
+
+    mover.finished = [Done(5, blocks=1)]
+    worker.start_loads(StepPlan(loads=[last]))
+    mover.followed = [Followed(6, blocks=1)]
+    worker.collect()
+    assert mover.asked == 1
+    assert worker.reports.take_received() == {"r"}
+
+
 def test_a_gpu_that_breaks_under_a_followed_load_is_logged(caplog):
     worker, mover = worker_with_a_load()
     mover.followed = [Followed(5)]

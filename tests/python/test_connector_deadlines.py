@@ -335,6 +335,18 @@ def test_a_load_ends_when_every_rank_has_reported_it(clock):
     assert loads._counts.data["load_failures"] == {"timeout": 1}
 
 
+def test_what_lies_behind_a_failed_part_is_saved_again_however_it_ends(loads):
+    of = state()
+    of.progress.found(10)
+    failed, behind = begin(loads, of, 5), begin(loads, of)
+    bad = Outcome(blocks=3, failed=2, error="timeout", first_failed=3)
+
+    loads.report({failed.id: bad})
+    loads.report({behind.id: Outcome(blocks=10)})
+
+    assert of.progress.next_save == 3
+
+
 def test_reports_of_ranks_are_merged_into_the_worst_one():
     first = WorkerReport(saves={1: Outcome(blocks=4)}, loads={7: Outcome(blocks=9)})
     second = WorkerReport(

@@ -162,6 +162,14 @@ def test_blocks_that_two_requests_of_a_step_share_are_saved_with_their_drafts(
         one.check_at_rest()
 
 
+def test_no_request_is_sent_to_both_engines_at_once_if_they_draft(pega, prompt, draft_model):
+    # The last full block of a prompt is saved when the token after it is known, or never.
+    with engine(pega, draft_model) as one:
+        answer = one.ask("x", prompt(300), 1, params={"pegaflow": {"save_tail": True}})
+        assert answer.params is not None
+        assert "early" not in answer.params["pegaflow"]
+
+
 def test_engines_with_and_without_drafts_share_no_blocks(pega, prompt, draft_model):
     tokens = prompt(6 * BLOCK)
     with engine(pega, draft_model) as one:

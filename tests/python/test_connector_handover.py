@@ -11,6 +11,8 @@ import pytest
 from vllm.config.kv_events import KVEventsConfig
 
 from pegaflow.vllm import handover
+from pegaflow.vllm.messages import SaveOrder
+from pegaflow.vllm.saves import Saves
 from tests.python.harness import BLOCK, Answer, Engine, train
 from tests.python.test_connector_engine import KINDS
 from tests.python.test_connector_two_engines import run_together
@@ -56,18 +58,19 @@ def waits(engine: Engine, result: str) -> int:
     return engine.stats[f"handovers{{{result}}}"]
 
 
-def is_waiting(engine: Engine, request_id: str) -> bool:
+def is_waiting(engine: Engine, request_id: str, kind: str = "wait") -> bool:
+    """``kind``: "wait" for a save that it names, "early" for a prefill that came with it."""
     state = engine.connector._scheduler._states.get(request_id)
-    return state is not None and state.wait is not None
+    return state is not None and getattr(state, kind) is not None
 
 
-def wait_steps(engine: Engine, request_id: str, steps: int = 5) -> None:
+def wait_steps(engine: Engine, request_id: str, steps: int = 5, kind: str = "wait") -> None:
     """Some iterations in which the request waits, and has no block of the GPU."""
     pool = engine.scheduler.kv_cache_manager.block_pool
     for _ in range(steps):
         free = pool.get_num_free_blocks()
         engine.step()
-        assert is_waiting(engine, request_id)
+        assert is_waiting(engine, request_id, kind)
         assert engine.scheduler.kv_cache_manager.get_block_ids(request_id)[0] == []
         assert pool.get_num_free_blocks() >= free
 
@@ -157,6 +160,33 @@ def test_a_request_without_a_handover_gets_no_parameters_and_saves_no_partial_bl
             assert answer.params is None
         p.run()
         assert p.stats["saved_blocks"] == 18
+
+
+def test_a_server_may_refuse_saves_until_the_engine_hands_a_prompt_over(pega, prompt, monkeypatch):
+    allowed = []
+    orders = Saves.orders
+
+    def recorded(self: Saves) -> list[SaveOrder]:
+        made = orders(self)
+        allowed.extend(order.may_refuse for order in made)
+        return made
+
+    monkeypatch.setattr(Saves, "orders", recorded)
+    with engines(pega.address) as (p, _):
+        p.ask("a", prompt(300), 1)
+        p.run()
+        assert allowed and all(allowed)
+
+        allowed.clear()
+        prefill(p, "b", prompt(300))
+        p.run()
+        assert allowed and not any(allowed)
+
+        # A later prompt may wait for a block that another request saves.
+        allowed.clear()
+        p.ask("c", prompt(300), 1)
+        p.run()
+        assert allowed and not any(allowed)
 
 
 def test_an_engine_that_continues_saves_no_partial_block(pega, prompt):

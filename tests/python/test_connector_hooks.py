@@ -19,6 +19,8 @@ SCHEDULER = [
     "_scheduler.finished",
     "_scheduler.take_counts",
     "_scheduler.keep_stepping",
+    "_scheduler.chunked.waiting",
+    "_scheduler._idle.end_step",
     "_scheduler._lookups.blocks_beyond",
     "_scheduler._lookups._take_claim",
     "_scheduler._lookups._session.claim",
@@ -89,6 +91,8 @@ def plant(connector: Any, path: str, skip: int) -> None:
 #: Called in each step: the second failure happens while loads and saves are in flight.
 OFTEN = [
     "_scheduler.plan",
+    "_scheduler.chunked.waiting",
+    "_scheduler._idle.end_step",
     "_scheduler.loads.take_ends",
     "_scheduler.saves.orders",
     "_worker.start_loads",
@@ -184,6 +188,21 @@ def test_a_hook_that_fails_twice_is_logged_once(pega, prompt, caplog):
         assert len(lines) == 1
         assert all(line.exc_info for line in lines)
         engine.check_at_rest(planted_errors=True)
+
+
+def test_the_thread_that_receives_requests_never_disables_the_cache(pega, prompt):
+    """The scheduler's thread may be in the middle of a plan."""
+    with Engine(pega.address) as engine:
+        engine.wait_ready()
+        plant(engine.connector, "_scheduler.request_arrives", 0)
+        with pytest.raises(Planted):
+            engine.connector._scheduler.request_arrives()
+        engine.connector.request_arrives()
+        tokens = prompt(100)
+        engine.ask("stored", tokens)
+        engine.reset_local()
+        assert engine.ask("x", tokens).loaded > 0
+        engine.check_at_rest()
 
 
 def test_a_load_that_was_offered_before_the_failure_is_rejected(pega, prompt):

@@ -18,6 +18,7 @@ from tests.python.harness import Engine
 from tests.support.disk_server import disk_options
 from tests.support.prometheus import read_metrics
 from tests.support.promql import NotPromQL, selectors
+from tests.support.sglang_metrics import SGLANG_METRICS
 from tests.support.vllm_server import PegaServer, RouterServer
 
 ROUTER = Path(os.environ["PEGA_BUILD_DIR"]) / "router" / "pegaflow-router"
@@ -72,12 +73,14 @@ def router_metrics(pega, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node_metrics(short_path):
-    """The page of a server with both lanes among other nodes, of which one is absent."""
+    """The page of a server with both lanes among other nodes, of which one is absent, as is the
+    directory."""
     secret = short_path / "peers.secret"
     secret.write_bytes(os.urandom(32))
     secret.chmod(0o600)
     peers = ["--peers", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0"]
     peers += ["--peer-secret-file", str(secret)]
+    peers += ["--directory", "redis://127.0.0.1:1", "--peer-networks", "127.0.0.0/8"]
     binary = Path(os.environ["PEGA_BUILD_DIR"]) / "server" / "pegaflow-server"
     node = PegaServer(
         binary,
@@ -116,6 +119,13 @@ def disk_states():
     return set(re.findall(r'return "([a-z-]+)";', function)) - {"unknown"}
 
 
+def event_states():
+    """All states of an engine's KV events: a page has only the present ones."""
+    source = (DEPLOY.parent / "index" / "events" / "source.cpp").read_text()
+    names = source[source.index("to_string(Trust") :].split("};")[0]
+    return set(re.findall(r'"([a-z_]+)"', names)) | {"no_events"}
+
+
 @pytest.fixture(scope="module")
 def known(pega, router_metrics, node_metrics, disk_metrics, kept_metrics):
     """For each metric: label -> values seen, None for later values, and its kind."""
@@ -136,6 +146,9 @@ def known(pega, router_metrics, node_metrics, disk_metrics, kept_metrics):
     states = found["pegaflow_ssd_disk_state"]["state"]
     assert states < disk_states()
     states |= disk_states()
+    states = found["pegaflow_router_kv_source"]["state"]
+    assert states < event_states()
+    states |= event_states()
     if found["pegaflow_lane_info"]["lane"] == {"tcp"}:  # Built without UCX.
         for labels in found.values():
             labels |= {"lane": None} if "lane" in labels else {}
@@ -149,6 +162,8 @@ def known(pega, router_metrics, node_metrics, disk_metrics, kept_metrics):
         elif metric.kind == HISTOGRAM:
             found[f"{name}_bucket"] = labels | {"le": None}
             found[f"{name}_sum"] = found[f"{name}_count"] = labels
+    for name, labels in SGLANG_METRICS.items():
+        found[name] = dict.fromkeys(labels)
     found["up"] = {}
     return found
 

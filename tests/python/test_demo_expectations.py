@@ -8,7 +8,6 @@ import pytest
 
 from demo.children import StartsChildren
 from demo.claims.nodes import MIDDLE, Broken, pulled_differences
-from demo.claims.prefill_decode import loaded_tokens
 from demo.client import Answer
 from demo.compare import (
     COMPUTED_TOLERANCE,
@@ -18,6 +17,7 @@ from demo.compare import (
 )
 from demo.expectations import full_blocks, local_hit_blocks, offered_blocks
 from demo.nodes_stage import DemoNode, NodeCounters
+from demo.pd_stage import loaded_tokens
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
 from demo.report import Checks, Spread

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SYSTEMD = ROOT / "deploy/systemd"
 CONTAINER = ROOT / "deploy/container"
 SERVER = Path(os.environ["PEGA_BUILD_DIR"], "server/pegaflow-server")
+INDEX = SERVER.parents[1] / "router" / "pegaflow-index"
 KEEPER = SERVER.with_name("pegaflow-keeper")
 
 
@@ -53,7 +54,8 @@ def unit_of(name: str) -> Unit:
 
 
 def with_programs_of_the_build(path: Path) -> str:
-    return path.read_text().replace("/opt/pegaflow/bin", str(SERVER.parent))
+    text = path.read_text().replace("/opt/pegaflow/bin/pegaflow-index", str(INDEX))
+    return text.replace("/opt/pegaflow/bin", str(SERVER.parent))
 
 
 @pytest.fixture
@@ -76,6 +78,17 @@ def test_the_server_accepts_the_options_of_the_example_file():
     assert "30 GiB" in done.stdout or "30gb" in done.stdout
 
 
+def test_the_index_accepts_its_unit_and_the_options_of_its_example_file():
+    unit = unit_of("pegaflow-index.service")
+    assert unit["Service"]["ExecStart"].split()[1:] == ["--config", "/etc/pegaflow/index.conf"]
+    assert f"u {unit['Service']['User']} " in (SYSTEMD / "pegaflow.sysusers").read_text()
+
+    done = run(INDEX, "--config", SYSTEMD / "index.conf", "--print-options")
+
+    assert done.returncode == 0, done.stderr
+    assert "http://127.0.0.1:8000" in done.stdout
+
+
 def test_the_example_file_with_an_unknown_option_is_rejected(tmp_path):
     wrong = tmp_path / "server.conf"
     wrong.write_text((SYSTEMD / "server.conf").read_text() + "pool-seize = 1gb\n")
@@ -89,7 +102,7 @@ def test_the_example_file_with_an_unknown_option_is_rejected(tmp_path):
     [[], ["rdma.conf"], ["ssd.conf"], ["keep.conf"], ["rdma.conf", "ssd.conf", "keep.conf"]],
 )
 def test_systemd_accepts_every_line_of_the_units(tmp_path, drop_ins):
-    units = ["pegaflow-server.service", "pegaflow-keeper.service"]
+    units = ["pegaflow-server.service", "pegaflow-keeper.service", "pegaflow-index.service"]
     for name in units:
         (tmp_path / name).write_text(with_programs_of_the_build(SYSTEMD / name))
 
@@ -189,7 +202,11 @@ LOOK = """
 set -eu
 of() { systemctl --user show -P MainPID "pegaflow-$1"; }
 # A server that is ready has the pool of that keeper, or a new one.
-serves() { until [ -s "$ready" ]; do kill -0 "$(of server)" || [ "$(of server)" = 0 ]; done; }
+serves() {
+    until [ -s "$ready" ]; do
+        if systemctl --user is-failed --quiet pegaflow-server; then exit 1; fi
+    done
+}
 ready=$1/r
 systemctl --user start pegaflow-server
 serves

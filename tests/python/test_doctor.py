@@ -448,6 +448,10 @@ def test_engines_without_kv_events_are_named_with_what_a_router_then_uses():
     assert "e1" in found.detail and "e2" not in found.detail
     assert "pool" in found.detail
     assert "--kv-events-config" in found.fix
+    tells = one | {"instance": "e3", "chains": True}
+    reports, others = routers.check_events([*instances, tells])
+    assert "e3" in reports.detail and "GPU" in reports.detail and "e3" not in others.detail
+    assert "e1" in others.detail
     assert not list(routers.check_events([{"instance": "old", "connected": True}]))
 
 

@@ -248,3 +248,22 @@ def test_the_startup_probe_of_the_keeper_succeeds_once_it_listens(manifest, shor
     with Keeper("pegaflow-keeper", short_path / "log", environment) as started:
         assert run(*probe).returncode == 0
         assert started.stop() == 0
+
+
+def test_the_index_has_options_that_exist_and_a_file_of_keys_for_its_address():
+    deployment, service = yaml.safe_load_all((FOLDER / "index.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    options = [word for word in container["args"] if word.startswith("--")]
+    program = BINARIES.parent / "router" / "pegaflow-index"
+    assert container["command"] == [program.name]
+
+    shown = run(program, *container["args"], "--print-options")
+    assert shown.returncode == 0, shown.stderr
+    assert "--api-keys-file" in options
+
+    (port,) = container["ports"]
+    assert container["args"][container["args"].index("--listen") + 1].endswith(
+        f":{port['containerPort']}"
+    )
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]

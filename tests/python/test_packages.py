@@ -119,22 +119,28 @@ def test_a_bundle_is_rejected_if_nvcc_is_missing_and_cannot_be_installed(tmp_pat
     assert not (tmp_path / "made").exists()
 
 
-def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_10_mb(wheel, fresh):
+def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_14_mb(wheel, fresh):
     package = next((fresh.parent / "lib").glob("python3*/site-packages/pegaflow"))
     files = [path for path in package.rglob("*") if elf.is_elf(path)]
 
-    names = {"pegaflow-server", "pegaflow-keeper", "pegaflow-router", "pegaflow-perf"}
+    names = {
+        "pegaflow-server",
+        "pegaflow-keeper",
+        "pegaflow-router",
+        "pegaflow-index",
+        "pegaflow-perf",
+    }
     assert names <= {path.name for path in files}
     for path in files:
         sections = said(run("readelf", "-S", "-W", path))
         assert ".debug_info" not in sections, path
         assert ".symtab" not in sections, path
-    assert wheel.stat().st_size < 10e6
+    assert wheel.stat().st_size < 14e6  # OpenSSL, for TLS to a directory, is 3 MB of it
 
 
 def test_debug_files_match_the_programs_of_their_wheel(wheel, debug_files):
     with zipfile.ZipFile(wheel) as archive:
-        for name in ("server", "keeper", "router", "perf"):
+        for name in ("server", "keeper", "router", "index", "perf"):
             program = f"pegaflow/bin/pegaflow-{name}"
             extracted = Path(archive.extract(program, debug_files / "unpacked"))
             notes = said(run("readelf", "-n", extracted))

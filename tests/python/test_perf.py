@@ -142,6 +142,7 @@ def test_a_missing_server_is_an_error():
         "net",
         "pull",
         "miss",
+        "directory",
         "ssd_scan",
         "ssd_reads",
     ],
@@ -209,6 +210,26 @@ def test_miss_measures_nodes_with_and_without_peers():
     assert vain["unit"] == "claims"
     assert 1 <= vain["figure"] <= vain["bound"] == 3
     assert longest["figure"] >= 15, "the default of --peer-deadline"
+
+
+def test_directory_measures_claims_with_and_without_redis():
+    figures = lines_of(
+        "directory", "--nodes", "2", "--redis", "1", "--rounds", "5", "--flushes", "1"
+    )
+    *claims, flush = figures
+    assert flush["params"]["anchors"] > 500
+    assert 0 < flush["figure"] < flush["bound"] == 60
+    states = ("answers", "killed", "started again", "stopped")
+    assert len(claims) == 7 * len(states) + 1
+    for state in states:
+        of_it = [figure for figure in claims if f"directory {state}" in figure["run"]]
+        # The first claim of each node waits for the stopped one, and has a line of its own.
+        times = 6 if state == "stopped" else 5
+        assert [figure["unit"] for figure in of_it] == [*times * ["ms"], "lookups", "requests"]
+        failed = of_it[-1]
+        assert failed["figure"] == 0
+        assert failed["n"] == 4 * 10  # three claims and a lookup for each round and node
+        assert all(figure["figure"] > 0 for figure in of_it[:4])
 
 
 def test_miss_runs_with_one_peer_one_key_and_one_round():

@@ -171,7 +171,7 @@ def test_help_shows_an_example():
         (["--workload", "scan", "--blocks", "255"], "is not from 256"),
         (["--workload", "scan", "--blocks", "1000,many"], "'many' is not a whole number"),
         (["--workload", "scan", "--blocks", ""], "--blocks: give at least one"),
-        (["--workload", "scan", "--eviction", "lru,arc"], "lru, slru or s3-fifo"),
+        (["--workload", "scan", "--eviction", "lru,arc"], "lru, slru, s3-fifo or adaptive"),
         (["--workload", "scan", "--eviction", ""], "--eviction: give at least one"),
         (["--workload", "chess"], "choose from conversation, shared-prefix"),
         (["--workload", "scan", "--trace", "x"], "either --trace or --workload"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import sglang_classes
+from tests.support.sglang_metrics import SGLANG_METRICS
 from tests.support.sglang_process import EngineProcess
 from tests.support.stray_client import pool_of
 from tests.support.vllm_server import PegaServer
@@ -47,6 +48,19 @@ def two(pega):
     with engine(pega) as made:
         assert made.do("ready")
         yield made
+
+
+def test_the_dashboard_names_metrics_of_this_sglang():
+    """They are read from SGLang's source: its collector needs a running engine."""
+    source = sglang_classes.DIRECTORY / "sglang/srt/observability/metrics_collector.py"
+    text = source.read_text()
+    for metric, labels in SGLANG_METRICS.items():
+        name = metric.removesuffix("_bucket")
+        _, found, rest = text.partition(f'name="{name}"')
+        assert found, metric
+        made, _, _ = rest.partition('name="')
+        for label in labels & {"cache_source", "is_streaming"}:
+            assert f'"{label}"' in made, (metric, label)
 
 
 def instances(server: PegaServer) -> list[dict[str, Any]]:

@@ -3,10 +3,13 @@
 import os
 import random
 import signal
+import string
+import struct
 from typing import Any
 
 import pytest
 
+from pegaflow import _native
 from tests.python.test_sglang_hicache import PAGE, PATIENT, good, instances
 from tests.support import sglang_classes
 from tests.support.sglang_process import EngineProcess
@@ -71,6 +74,24 @@ def test_another_process_loads_every_page_with_its_bytes(pair, prompt):
     one.do("empty")
     assert loaded(one.do("get", tokens), 9)
     assert one.do("drain") == two.do("drain") == IDLE
+
+
+def test_without_known_ranks_others_may_allow_other_lengths(pega):
+    with engine(pega) as one:
+        assert one.do("agreeing_without_ranks") == 2
+
+
+def test_a_router_finds_a_pool_by_the_names_in_sglangs_events(own_pega, prompt):
+    with engine(own_pega) as one:
+        assert one.do("ready")
+        names = one.do("stored", prompt(5 * PAGE))
+        assert one.do("drain") == IDLE
+        assert len(set(names)) == 5
+        (space,) = {each["namespace"] for each in own_pega.get_by_socket("/links")["engines"]}
+        status, body = own_pega._ask("GET", f"/blocks?namespace={space}&keys=first8")
+        assert status == 200
+        (count,) = struct.unpack_from("<I", body, 44)
+        assert sorted(struct.unpack_from(f"<{count}Q", body, 64)) == sorted(names)
 
 
 def test_a_hit_on_the_device_is_continued(pair, prompt):
@@ -252,6 +273,34 @@ def test_an_engine_whose_pages_differ_finds_none(pega, prompt, options):
             assert other.do("found", tokens) == []
         else:
             assert loaded(other.do("get", tokens), 0)
+
+
+@pytest.mark.parametrize(("rank", "lengths"), [((0, 1), [5]), ((0, 2), [1, 2, 3, 4, 5])])
+def test_a_rank_names_every_length_only_if_others_have_to_agree(pega, prompt, rank, lengths):
+    tokens = prompt(5 * PAGE)
+    with engine(pega, rank=rank) as one:
+        assert one.do("ready")
+        assert one.do("offload", tokens)
+        assert one.do("found", tokens) == lengths
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "0" * 63, "0" * 65, " " + "0" * 63, "g" * 64, "\u0660" * 64]
+)
+def test_a_digest_that_is_not_hexadecimal_is_no_key(digest):
+    good = "0123456789abcdef" * 2 + "FEDCBA9876543210" * 2
+    assert _native.pack_hex_keys([good, good.lower()]) == 2 * bytes.fromhex(good)
+    assert _native.pack_hex_keys((good, digest)) is None
+    assert _native.pack_hex_keys([good, b"0" * 64]) is None
+    assert _native.pack_hex_keys(None) is None
+    assert _native.pack_hex_keys([]) == b""
+
+
+def test_every_character_is_a_digit_or_refused():
+    for code in range(256):
+        digest = chr(code) + "0" * 63
+        wanted = bytes.fromhex(digest) if chr(code) in string.hexdigits else None
+        assert _native.pack_hex_keys([digest]) == wanted, code
 
 
 def test_an_invalid_option_leaves_the_engine_without_the_cache(pega, prompt):

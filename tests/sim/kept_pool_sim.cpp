@@ -33,6 +33,7 @@ namespace pegaflow::sim {
 namespace {
 
 using engine::BlockStore;
+using engine::EvictionKind;
 using engine::FrameIndex;
 using engine::KeptTables;
 using engine::SpaceId;
@@ -114,14 +115,16 @@ class Process {
  public:
   Process(int tables, Oracle& oracle, std::uint64_t seed)
       : oracle_(oracle), random_(seed), tables_(open(tables)) {
-    auto made = BlockStore::create({.pool_bytes = kFrames * kPage,
-                                    .instance_share = 1,
-                                    .server_share = 1,
-                                    .fetch_share = 1,
-                                    .save_reserve = 0,
-                                    .kept = &tables_,
-                                    .slice_blocks = 8},
-                                   clock_);
+    auto made = BlockStore::create(
+        {.pool_bytes = kFrames * kPage,
+         .instance_share = 1,
+         .server_share = 1,
+         .fetch_share = 1,
+         .save_reserve = 0,
+         .eviction = seed % 2 == 0 ? EvictionKind::kWeightedLru : EvictionKind::kAdaptive,
+         .kept = &tables_,
+         .slice_blocks = 8},
+        clock_);
     if (!made) wrong(made.error().detail);
     store_ = std::move(*made);
     adopt();

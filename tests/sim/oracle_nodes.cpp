@@ -141,6 +141,7 @@ Result<std::vector<engine::FrameIndex>> OracleStore::lend(
   if (leases_.size() == options_.max_leases) return fail(Errc::kBusy, "leases");
   Lease lease{.made = clock_.now(), .end = clock_.now() + time + options_.lease_margin};
   if (!live_spaces_.contains(space)) return lease.blocks;
+  uses_ += shapes_.at(live_spaces_.at(space)).order->claim_begins();
   std::uint64_t lent = shapes_.at(live_spaces_.at(space)).frame_bytes;
   for (const Lease& each : leases_) {
     for (const engine::FrameIndex frame : each.blocks) lent += bytes_of(frame);

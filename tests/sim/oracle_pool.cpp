@@ -66,13 +66,15 @@ std::unique_ptr<OracleStore::Order> OracleStore::make_order(std::uint64_t frame_
     case engine::EvictionKind::kS3Fifo:
       return std::make_unique<testing::S3FifoModel>(std::make_unique<testing::SomeGhosts>(frames));
     case engine::EvictionKind::kWeightedLru:
+    case engine::EvictionKind::kAdaptive:
       return std::make_unique<testing::PolicyModel>(options_.eviction, *rows_, frames);
   }
   throw Mismatch{"an eviction policy without a model"};
 }
 
 std::unique_ptr<OracleStore::Order> OracleStore::make_replica_order(std::uint64_t frame_bytes) {
-  if (options_.eviction != engine::EvictionKind::kWeightedLru)
+  if (options_.eviction != engine::EvictionKind::kWeightedLru &&
+      options_.eviction != engine::EvictionKind::kAdaptive)
     return std::make_unique<testing::LruModel>();
   // Its age of a block counts the uses of all blocks, these included.
   return std::make_unique<testing::PolicyModel>(

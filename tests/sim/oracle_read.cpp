@@ -132,6 +132,7 @@ std::vector<engine::FrameIndex> OracleStore::hold_prefix(engine::HolderId holder
                                                          std::span<const BlockKey> keys) {
   const std::uint64_t frame_bytes = shapes_.at(live_spaces_.at(space)).frame_bytes;
   const std::uint64_t held_before = held_by_instance(holders_.at(holder).instance);
+  uses_ += shapes_.at(live_spaces_.at(space)).order->claim_begins();
   std::vector<engine::FrameIndex> blocks;
   for (const BlockKey& key : keys) {
     const engine::FrameIndex frame = find(space, key);

@@ -86,7 +86,8 @@ class OracleStore {
   Result<std::vector<engine::FrameIndex>> reserve(
       engine::HolderId holder, engine::SpaceId space, const JobId& job, std::size_t first,
       std::span<const BlockKey> keys, const Result<std::vector<engine::FrameIndex>>& chosen,
-      engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip);
+      engine::BlockStore::NoRoom no_room = engine::BlockStore::NoRoom::kSkip,
+      engine::BlockStore::MayRefuse may_refuse = engine::BlockStore::MayRefuse::kNo);
   Result<std::size_t> publish(engine::HolderId holder, const JobId& job, std::size_t limit);
   void abandon(engine::HolderId holder, const JobId& job);
 
@@ -260,7 +261,7 @@ class OracleStore {
   void end_pin(engine::HolderId holder, engine::PinId name);
   std::vector<engine::FrameIndex> hold_prefix(engine::HolderId holder, engine::SpaceId space,
                                               std::span<const BlockKey> keys);
-  enum class Room : std::uint8_t { kThere, kLater, kNone };
+  enum class Room : std::uint8_t { kThere, kLater, kNone, kRefused };
   void extend_claim(Claim* claim, engine::HolderId holder, engine::SpaceId space,
                     const Id128& token, const std::vector<engine::FrameIndex>& blocks);
   /// Whether that much stays within the share of the pool.
@@ -272,7 +273,8 @@ class OracleStore {
   void move_key(engine::FrameIndex present);
   /// Throws Mismatch unless that is a free frame of the shape, which it marks as touched.
   void take(engine::FrameIndex choice, engine::ShapeId shape);
-  Room make_room(engine::ShapeId shape, std::size_t& steps, bool may_revoke);
+  Room make_room(engine::ShapeId shape, std::size_t& steps, bool may_revoke,
+                 const std::uint32_t* saved = nullptr);
   [[nodiscard]] bool has_free(engine::ShapeId shape) const;
   /// Throws Mismatch when that block is not evictable.
   [[nodiscard]] engine::FrameIndex victim(engine::ShapeId shape);
@@ -324,6 +326,7 @@ class OracleStore {
   std::unique_ptr<engine::BlockRows> rows_;  ///< For orders that are policies.
   std::map<engine::ShapeId, OneShape> shapes_;
   std::uint64_t uses_ = 0;
+  JobId last_reserved_{};
   std::uint64_t quiet_ = 0;
   std::list<engine::FrameIndex> evictable_;
   std::map<engine::SpaceId, engine::ShapeId> live_spaces_;

@@ -41,8 +41,8 @@ OracleStore::Job* OracleStore::job_of(std::uint64_t serial) {
   throw Mismatch{"the model has lost a job"};
 }
 
-OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& steps,
-                                         bool may_revoke) {
+OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& steps, bool may_revoke,
+                                         const std::uint32_t* saved) {
   while (!has_free(shape) && !grow(shape)) {
     const engine::FrameIndex own = victim(shape);
     start_exchange(shape, own);
@@ -64,6 +64,9 @@ OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& ste
     if (extent_of(own)->leaving) {
       if (steps == 0) return otherwise;
       --steps;
+    } else if (saved != nullptr && !frames_[own].is_replica &&
+               shapes_.at(shape).order->refuses(*saved)) {
+      return Room::kRefused;
     }
     evict(own, engine::EvictionPolicy::Freed::kEvicted);
   }
@@ -73,7 +76,7 @@ OracleStore::Room OracleStore::make_room(engine::ShapeId shape, std::size_t& ste
 Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
     engine::HolderId holder, engine::SpaceId space, const JobId& job_id, std::size_t first,
     std::span<const BlockKey> keys, const Result<std::vector<engine::FrameIndex>>& chosen,
-    engine::BlockStore::NoRoom no_room) {
+    engine::BlockStore::NoRoom no_room, engine::BlockStore::MayRefuse may_refuse) {
   if (!is_active(holder)) return fail(Errc::kGone, "holder");
   if (!live_spaces_.contains(space)) return fail(Errc::kGone, "space");
   const Holder& who = holders_.at(holder);
@@ -115,6 +118,9 @@ Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
   const engine::ShapeId shape = live_spaces_.at(space);
   std::vector<engine::FrameIndex> frames;
   std::size_t steps = options_.slice_blocks;
+  const bool refuses = may_refuse == engine::BlockStore::MayRefuse::kYes;
+  if (job_id != last_reserved_) uses_ += shapes_.at(shape).order->save_begins(refuses);
+  last_reserved_ = job_id;
   const auto decide = [&](const BlockKey& key, std::size_t i) -> std::optional<engine::FrameIndex> {
     if (const engine::FrameIndex present = find(space, key); present != engine::kNoFrame) {
       if (is_readable(present) || frames_[present].state == State::kInFlight ||
@@ -125,10 +131,11 @@ Result<std::vector<engine::FrameIndex>> OracleStore::reserve(
       }
       move_key(present);
     }
-    const Room room = make_room(shape, steps, true);
+    const std::uint32_t name = name_hash(space, key);
+    const Room room = make_room(shape, steps, true, refuses ? &name : nullptr);
     if (room == Room::kLater && no_room == engine::BlockStore::NoRoom::kStop) return std::nullopt;
     if (room != Room::kThere) {
-      ++counted_.skipped_no_room;
+      ++(room == Room::kRefused ? counted_.skipped_refused : counted_.skipped_no_room);
       return engine::kNoFrame;
     }
     const engine::FrameIndex choice = i < chosen->size() ? (*chosen)[i] : engine::kNoFrame;

@@ -94,6 +94,7 @@ void World::compare_stats() {
   same("invalidated", got.invalidated, want.invalidated);
   same("skipped_present", got.skipped_present, want.skipped_present);
   same("skipped_no_room", got.skipped_no_room, want.skipped_no_room);
+  same("skipped_refused", got.skipped_refused, want.skipped_refused);
   same("claims_revoked", got.claims_revoked, want.claims_revoked);
   same("claims_shortened", got.claims_shortened, want.claims_shortened);
   same("reservations_timed_out", got.reservations_timed_out, want.reservations_timed_out);

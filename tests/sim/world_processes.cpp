@@ -191,6 +191,7 @@ void World::shut_down() {
   coverage_.hit("cleaned", store_->stats().cleaned);
   coverage_.hit("skipped, present", stats.skipped_present);
   coverage_.hit("skipped, no room", stats.skipped_no_room);
+  coverage_.hit("skipped, refused", stats.skipped_refused);
   coverage_.hit("claims revoked", stats.claims_revoked);
   coverage_.hit("claims shortened", stats.claims_shortened);
   coverage_.hit("reservations timed out", stats.reservations_timed_out);

@@ -30,8 +30,10 @@ void World::reserve() {
   remember(job);
   const auto no_room =
       chance(0.5) ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip;
-  const auto chosen = store_->reserve(holder, where, job, 0, keys, no_room);
-  const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen, no_room);
+  const auto may_refuse =
+      chance(0.7) ? engine::BlockStore::MayRefuse::kYes : engine::BlockStore::MayRefuse::kNo;
+  const auto chosen = store_->reserve(holder, where, job, 0, keys, no_room, {}, may_refuse);
+  const auto expected = oracle_->reserve(holder, where, job, 0, keys, chosen, no_room, may_refuse);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
         fmt::format("reserve returns {} instead of {}", outcome(chosen), outcome(expected))};
@@ -114,8 +116,12 @@ void World::reserve_shared(std::size_t connection) {
   remember(job.job);
   const auto no_room =
       chance(0.5) ? engine::BlockStore::NoRoom::kStop : engine::BlockStore::NoRoom::kSkip;
-  const auto chosen = store_->reserve(holder, job.space, job.job, first, keys, no_room);
-  const auto expected = oracle_->reserve(holder, job.space, job.job, first, keys, chosen, no_room);
+  const auto may_refuse =
+      chance(0.7) ? engine::BlockStore::MayRefuse::kYes : engine::BlockStore::MayRefuse::kNo;
+  const auto chosen =
+      store_->reserve(holder, job.space, job.job, first, keys, no_room, {}, may_refuse);
+  const auto expected =
+      oracle_->reserve(holder, job.space, job.job, first, keys, chosen, no_room, may_refuse);
   if (!same_outcome(chosen, expected) || (chosen && *chosen != *expected)) {
     throw Mismatch{
         fmt::format("reserve returns {} instead of {}", outcome(chosen), outcome(expected))};

@@ -118,6 +118,18 @@ void PolicyModel::take(std::uint32_t name) {
   policy_->taken(name);
 }
 
+std::uint32_t PolicyModel::claim_begins() {
+  const std::uint32_t before = rows_.uses();
+  policy_->claim_begins();
+  return rows_.uses() - before;
+}
+
+std::uint32_t PolicyModel::save_begins(bool may_refuse) {
+  const std::uint32_t before = rows_.uses();
+  policy_->save_begins(may_refuse);
+  return rows_.uses() - before;
+}
+
 void PolicyModel::use_again(std::uint32_t name) { policy_->used_again(name); }
 
 void PolicyModel::release(std::uint32_t name) {

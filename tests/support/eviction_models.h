@@ -33,6 +33,10 @@ class EvictionModel {
   virtual void use_again(std::uint32_t name) { used(find(name)); }
   virtual void release(std::uint32_t name);
   virtual void free(std::uint32_t name, Freed why);
+  /// A claim or a save begins. Returns by how much the others age, in uses.
+  virtual std::uint32_t claim_begins() { return 0; }
+  virtual std::uint32_t save_begins(bool /*may_refuse*/) { return 0; }
+  virtual bool refuses(std::uint32_t /*hash*/) { return false; }
   /// The name of the next victim; EvictionPolicy::kNone when no item is evictable.
   virtual std::uint32_t victim() = 0;
 
@@ -52,6 +56,7 @@ class EvictionModel {
     return best == nullptr ? engine::EvictionPolicy::kNone : best->name;
   }
   [[nodiscard]] std::uint64_t now() const { return now_; }
+  void let_time_pass(std::uint64_t uses) { now_ += uses; }
   std::vector<Item> items_;
 
  private:
@@ -131,16 +136,20 @@ class PolicyModel final : public EvictionModel {
  public:
   /// `rows` outlives it; item names are row numbers.
   PolicyModel(engine::EvictionKind kind, engine::BlockRows& rows, std::uint32_t row_count)
-      : policy_(engine::EvictionPolicy::create(kind, rows, row_count).value()) {}
+      : rows_(rows), policy_(engine::EvictionPolicy::create(kind, rows, row_count).value()) {}
   void seal(std::uint32_t name, std::uint32_t hash) override;
   void take(std::uint32_t name) override;
   void use_again(std::uint32_t name) override;
   void release(std::uint32_t name) override;
   void free(std::uint32_t name, Freed why) override;
+  std::uint32_t claim_begins() override;
+  std::uint32_t save_begins(bool may_refuse) override;
+  bool refuses(std::uint32_t hash) override { return policy_->refuses(hash); }
   std::uint32_t victim() override { return policy_->victim(); }
 
  private:
   void used(Item& /*item*/) override {}
+  engine::BlockRows& rows_;
   std::unique_ptr<engine::EvictionPolicy> policy_;
 };
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 BINARY = pathlib.Path(os.environ["PEGA_BUILD_DIR"], "router", "pegaflow-router")
+INDEX = BINARY.with_name("pegaflow-index")
 PATIENCE_S = 30
 IS_SANITIZED = b"__asan_init" in BINARY.read_bytes()
 # The sanitizer keeps freed memory to detect its use; a little suffices where memory is measured.
@@ -111,10 +112,12 @@ class Router:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, *options: str, prefix: tuple[str, ...] = ()) -> Router:
+    async def start(
+        cls, *options: str, prefix: tuple[str, ...] = (), binary: pathlib.Path = BINARY
+    ) -> Router:
         """`prefix` is a command that ends with exec of its arguments."""
         process = await asyncio.create_subprocess_exec(
-            *prefix, BINARY, "--listen", "127.0.0.1:0", *options, stderr=asyncio.subprocess.PIPE,
+            *prefix, binary, "--listen", "127.0.0.1:0", *options, stderr=asyncio.subprocess.PIPE,
             env=os.environ | {"ASAN_OPTIONS": SANITIZER_OPTIONS},
         )  # fmt: skip
         router = cls(process)
@@ -202,10 +205,13 @@ class Router:
             return await client.reply()
 
     async def metrics(self) -> dict[str, float]:
-        """Values by name, with labels as they are printed, without `pegaflow_router_`."""
+        """Values by name, with labels as they are printed, without the program's prefix."""
         text = (await self.get("/metrics")).body.decode()
         rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        return {name.removeprefix("pegaflow_router_"): float(value) for name, value in rows}
+        return {
+            name.removeprefix("pegaflow_router_").removeprefix("pegaflow_index_"): float(value)
+            for name, value in rows
+        }
 
     async def wait_for_metrics(self, wanted: Callable[[dict[str, float]], bool]) -> None:
         """Waits until the metrics match: events are visible there a moment later."""

@@ -108,8 +108,11 @@ def _prepare_without_gpu() -> None:
 
     for name in _UNUSED:
         sys.modules[name] = _Unused(name)
-    from sglang.srt.mem_cache.pool_host import common, mha
+    from sglang.srt.mem_cache.pool_host import base, common, mha
 
+    # It refuses any pool while less than 10 GiB of the machine's memory is available.
+    assert base.HICACHE_HOST_MEMORY_RESERVE_BYTES
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     common._cuda_host_register = lambda *_: None  # there is no GPU for which to lock memory
     common._cuda_host_unregister = lambda *_: None
     mha.transfer_kv_all_layer_direct_lf_pf = _to_host

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.support.sglang_engine import Tree, content
+from tests.support.waiting import wait_until
 
 from sglang.srt.mem_cache.base_prefix_cache import (  # isort: skip
     EvictParams,
@@ -23,9 +24,11 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # isort: skip
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import reset_context
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from pegaflow.sglang import PegaLinker
+from pegaflow.sglang.engine import ranks_of
 
 
 class LinkerEngine(Tree):
@@ -92,6 +95,18 @@ class LinkerEngine(Tree):
             torch.equal(view.view(torch.uint8).flatten(), made)
             for _, view, made in self._rows(buffers, rows, tokens, end, tag)
         )
+
+    def stored(self, tokens: list[int]) -> list[int]:
+        """The names in SGLang's own KV events of the pages that a put() of these tokens adds."""
+        recorder = self.cache.tree_core.kv_events
+        recorder.enabled = True
+        try:
+            assert self.put(tokens)
+            events = self.cache.take_events()
+        finally:
+            recorder.enabled = False
+        stored = [one for one in events if type(one).__name__ == "BlockStored"]
+        return [name % (1 << 64) for one in stored for name in one.block_hashes]
 
     def scribble(self) -> None:
         for buffer in (*self.buffers, *self.windows, *self.states):
@@ -355,11 +370,25 @@ class LinkerEngine(Tree):
         hashes = get_storage_hash_str(RadixKey(array("q", tokens)), None, page_size=self.page)
         return self.linker.lookup("alone", [PoolTransfer(name=PoolName.KV, keys=hashes)])
 
+    def offload(self, tokens: list[int]) -> bool:
+        """Saves pages of the prompt past the tree; whether that was done."""
+        hashes = get_storage_hash_str(RadixKey(array("q", tokens)), None, page_size=self.page)
+        rows = torch.arange(self.page, (len(hashes) + 1) * self.page)
+        self.linker.offload([PoolTransfer(name=PoolName.KV, keys=hashes, device_indices=rows)])
+        wait_until(lambda: self.linker.num_completed_offloads() > 0, "a save is pending")
+        return self.linker.pop_completed_offload()
+
     def bytes_of(self, tokens: list[int], number: int) -> bytes:
         """The keys of the first layer of one page."""
         rows = torch.arange(self.page)
         _, _, made = next(self._rows(self.buffers, rows, tokens, (number + 1) * self.page, 1))
         return bytes(made.numpy())
+
+    def agreeing_without_ranks(self) -> int:
+        """The ranks that have to agree in a process without any; nothing else works after it."""
+        self._ranks.__exit__(None, None, None)
+        reset_context()
+        return ranks_of(self.cache.cache_init_params).agreeing
 
     def status(self) -> dict[str, Any]:
         return self.linker.status()

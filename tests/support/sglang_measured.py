@@ -54,18 +54,36 @@ class MeasuredLinker(LinkerEngine):
         """
         return self._time(self._stored[:pages], repeats)
 
+    def time_reductions(self, pages: int, repeats: int) -> list[float]:
+        """The seconds that SGLang itself takes to agree with other ranks on each answer."""
+        lengths = self.linker.lookup(self.name(), self._transfers(self._stored[:pages]))
+        seconds = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            agreed = self.cache.linker._sync_restorable_prefix(
+                lengths, num_pages=pages, device_hit_pages=0
+            )
+            seconds.append(time.perf_counter() - began)
+            if agreed != pages:
+                raise RuntimeError(f"SGLang restores {agreed} of {pages} pages")
+        return seconds
+
     def time_missing_lookups(self, pages: int, repeats: int) -> tuple[int, list[float]]:
         """The same for a prompt of which nothing is stored."""
         return self._time(self._chain("missing", pages), repeats)
+
+    @staticmethod
+    def _transfers(keys: list[str]) -> list[Any]:
+        return [PoolTransfer(name=PoolName.KV, keys=keys)]
 
     def _time(self, keys: list[str], repeats: int) -> tuple[int, list[float]]:
         found, seconds = 0, []
         for _ in range(repeats):
             rid = self.name()
-            transfer = [PoolTransfer(name=PoolName.KV, keys=keys)]
+            transfers = self._transfers(keys)
             self.linker.num_completed_offloads()  # a new pass
             began = time.perf_counter()
-            lengths = self.linker.lookup(rid, transfer)
+            lengths = self.linker.lookup(rid, transfers)
             seconds.append(time.perf_counter() - began)
             found += lengths[-1] if lengths else 0
             self.linker._pins.release(rid)

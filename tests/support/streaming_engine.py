@@ -99,6 +99,24 @@ async def wait_for_leaving(request: Request, _answer: Answer) -> None:
     await request.gone.wait()
 
 
+async def fail_with_status(request: Request, answer: Answer) -> None:
+    """The status is the request's "user"."""
+    await answer.whole(b"{}", int(request.json["user"]))
+
+
+async def die(_request: Request, answer: Answer) -> None:
+    answer.die()
+
+
+async def report_no_params(_request: Request, answer: Answer) -> None:
+    await answer.whole(b'{"kv_transfer_params":null}')
+
+
+async def send_garbage(_request: Request, answer: Answer) -> None:
+    await answer.raw(b"SSH-2.0\r\n\r\n")
+    answer.die()
+
+
 class StreamingEngine:
     """An engine on a port of its own. `behavior` may be changed at any time."""
 
@@ -110,6 +128,11 @@ class StreamingEngine:
         self.is_healthy = True
         # The response to a router's own requests for models; None: 404.
         self.models: list[str] | None = ["m"]
+        self.event_sources: bytes | None = None
+        self.server_info: dict[str, Any] | None = None  # As SGLang describes itself.
+        self.load: str | None = None  # The page /metrics; without one: 404.
+        self.load_status = 200
+        self.load_questions = 0
         self._is_draining = False
         self._answering = 0
         self._rest = asyncio.Event()  # Set while no response is pending.
@@ -233,7 +256,20 @@ class StreamingEngine:
                 await Answer(writer).whole(b"", 200 if self.is_healthy else 503)
                 continue
             if target == "/kv_event_sources":
-                await Answer(writer).whole(b"", 404)  # An engine without KV events.
+                # Without KV events: 404.
+                sources = self.event_sources
+                await Answer(writer).whole(sources or b"", 404 if sources is None else 200)
+                continue
+            if target == "/metrics" and self.load is None:
+                await Answer(writer).whole(b"", 404)
+                continue
+            if target == "/metrics":
+                self.load_questions += 1
+                await Answer(writer).whole(self.load.encode(), self.load_status)
+                continue
+            if target == "/server_info":
+                body = json.dumps(self.server_info or {}).encode()
+                await Answer(writer).whole(body, 404 if self.server_info is None else 200)
                 continue
             if target == "/v1/models" and "x-request-id" not in headers:
                 self.model_questions += 1

@@ -124,6 +124,22 @@ void TestNetwork::Node::limit_sent(const std::string& rate) const {
 void TestNetwork::Node::limit_received(const std::string& rate) const { run(shape(port(), rate)); }
 void TestNetwork::Node::cut() const { run({"ip", "link", "set", port(), "nomaster"}); }
 void TestNetwork::Node::mend() const { run({"ip", "link", "set", port(), "master", kBridge}); }
+void TestNetwork::Node::run_here(const std::vector<std::string>& command) const {
+  run(prefix(), command);
+}
+void TestNetwork::Node::cut_from(const Node& other) const {
+  // No port has this address, so that the bridge's ports discard what is sent to it.
+  constexpr const char* kNobody = "02:00:00:00:00:01";
+  for (const auto& [from, to] : {std::pair(this, &other), std::pair(&other, this)}) {
+    from->run_here({"ip", "neigh", "replace", to->address(), "lladdr", kNobody, "dev", "data",
+                    "nud", "permanent"});
+  }
+}
+void TestNetwork::Node::mend_to(const Node& other) const {
+  for (const auto& [from, to] : {std::pair(this, &other), std::pair(&other, this)}) {
+    from->run_here({"ip", "neigh", "del", to->address(), "dev", "data"});
+  }
+}
 void TestNetwork::Node::pull_cable() const { run({"ip", "link", "set", port(), "down"}); }
 void TestNetwork::Node::plug_cable() const { run({"ip", "link", "set", port(), "up"}); }
 

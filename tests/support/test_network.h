@@ -43,6 +43,9 @@ class TestNetwork {
     /// A black hole: packets from and to the node vanish without an error.
     void cut() const;
     void mend() const;
+    /// The same between this node and one other only: others reach both.
+    void cut_from(const Node& other) const;
+    void mend_to(const Node& other) const;
     /// As if a cable was pulled: the node's link has no carrier.
     void pull_cable() const;
     void plug_cable() const;
@@ -52,6 +55,7 @@ class TestNetwork {
    private:
     friend class TestNetwork;
     std::string port() const;
+    void run_here(const std::vector<std::string>& command) const;
 
     std::size_t number_ = 0;
     UniqueFd namespace_;

@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.cli import disk_path, disks, endpoint, keeper, machine, rdma, routers, server_view
+from pegaflow.cli import (
+    directory,
+    disk_path,
+    disks,
+    endpoint,
+    keeper,
+    machine,
+    rdma,
+    routers,
+    server_view,
+)
 from pegaflow.cli.finding import OK, PROBLEM, Finding, as_json, as_text, exit_status
 
 #: The doctor's instance name; it is not an engine, and not shown as one.
@@ -89,6 +99,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     if health is not None and samples is not None:
         yield from keeper.check_keeper(health.get("keeper"), samples)
         yield from disks.check_disks(health.get("ssd", []), samples, listener.pid)
+        yield from directory.check_directory(nodes, samples)
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)

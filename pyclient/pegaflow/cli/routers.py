@@ -34,17 +34,29 @@ def check_routers(
 def check_events(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Served engines that have not published KV events since their start."""
     silent = [
-        str(one["instance"])
+        one
         for one in instances
         if one.get("connected") and one.get("schedulers") and one.get("kv_events") is False
     ]
-    if not silent:
-        return
-    yield Finding(
-        "kv events",
-        OK,
-        f"none from {', '.join(silent)}, which had no --kv-events-config or no request yet: a "
-        "router that places requests by cache sees the node's pool and what these engines report "
-        "in their answers, and not their GPU caches",
-        "for exact placement start them with --kv-events-config; docs/kv_events.md has an example",
-    )
+    reports = [str(one["instance"]) for one in silent if one.get("chains")]
+    others = [str(one["instance"]) for one in silent if not one.get("chains")]
+    fix = "for exact placement start them with --kv-events-config; docs/kv_events.md has an example"
+    if reports:
+        yield Finding(
+            "kv events",
+            OK,
+            f"none from {', '.join(reports)}, which report the blocks of their prompts: a "
+            "router knows their texts and the node's pool, and of their GPU caches only what it "
+            "sent there within 10 s. Where several engines share the pool, it may choose one that "
+            "has to load what another has in its GPU",
+            fix,
+        )
+    if others:
+        yield Finding(
+            "kv events",
+            OK,
+            f"none from {', '.join(others)}, which had no --kv-events-config or no request yet, "
+            "and have not reported the blocks of a prompt: a router that places requests by "
+            "cache sees the node's pool, not their GPU caches, and learns no texts from them",
+            f"{fix}. Without events a router with --servers learns from vLLM 0.32 and later",
+        )

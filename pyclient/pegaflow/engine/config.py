@@ -233,6 +233,23 @@ OPTIONS = (
         bounds=(0, 10_000),
     ),
     Option(
+        "early_load_percent",
+        50,
+        "The share of the GPU's blocks that requests may hold for prompts that a prefill engine "
+        "still computes: they load each chunk once it is saved. 0: a request loads nothing before "
+        "the whole prompt is saved.",
+        unit="%",
+        bounds=(0, 90),
+    ),
+    Option(
+        "idle_step_ms",
+        10.0,
+        "The longest time for which a step sleeps in which every request waits for the cache. An "
+        "answer of the server and a new request end it. 0: never.",
+        unit="ms",
+        bounds=(0, 100),
+    ),
+    Option(
         "miss_ttl_ms",
         100.0,
         "How long a miss is remembered before the next lookup of the same prefix.",
@@ -353,6 +370,8 @@ class Settings:
     claim_wait_ms: float
     claim_limit_ms: float
     handover_wait_ms: float
+    early_load_percent: int
+    idle_step_ms: float
     miss_ttl_ms: float
     load_policy: str
     load_patience_ms: float

@@ -154,6 +154,10 @@ class Computing:
     def seconds(self, blocks: int) -> float:
         return self.delay_s + blocks * self.block_s
 
+    def later(self, seconds: float) -> Computing:
+        """This, with a begin of computing that is so much later, within LONGEST_S."""
+        return Computing(min(self.delay_s + seconds, LONGEST_S), self.block_s)
+
     def or_later(self, former: Computing, age_s: float) -> Computing:
         """This, or ``former`` from ``age_s`` ago, whichever has the later begin of computing.
 

@@ -76,7 +76,7 @@ def ranks_of(params: Any) -> Ranks:
     def known(name: str, default: int) -> int:
         try:
             return int(getattr(parallel, name))
-        except (AttributeError, RuntimeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             return default  # not set in a process without ranks
 
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
@@ -89,5 +89,6 @@ def ranks_of(params: Any) -> Ranks:
         cp_rank=int(getattr(params, "attn_cp_rank", 0) or 0),
         cp_size=int(getattr(params, "attn_cp_size", 1) or 1),
         dp_rank=known("attn_dp_rank", 0),
+        agreeing=known("tp_size", 2) * int(getattr(params, "attn_cp_size", 1) or 1),
         is_mla=type(full).__name__.startswith("MLA"),
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 #: The limit of pieces of one page; beyond it, a copy is mostly overhead.
@@ -56,21 +57,20 @@ class Geometry:
         Raises:
             LayoutError: there are more or fewer slots, or they are not those of whole pages.
         """
-        flat = slots.detach().to(device="cpu", dtype=torch.int64).flatten()
-        if flat.numel() != count * self.slots:
-            raise LayoutError(f"{flat.numel()} slots for {count} pages of {self.slots}")
+        # NumPy: PyTorch's threads cost more than the work on a few thousand numbers.
+        flat = slots.detach().to(device="cpu", dtype=torch.int64).numpy().reshape(-1)
+        if flat.size != count * self.slots:
+            raise LayoutError(f"{flat.size} slots for {count} pages of {self.slots}")
         if not count:
             return []
         rows = flat.reshape(count, self.slots)
         first = rows[:, 0]
-        if torch.any(first.remainder(self.slots)) or not torch.equal(
-            rows, first[:, None] + torch.arange(self.slots)
-        ):
+        if np.any(first % self.slots) or np.any(rows != first[:, None] + np.arange(self.slots)):
             raise LayoutError("the slots are not those of whole pages")
-        numbers = first.div(self.slots, rounding_mode="floor")
+        numbers = first // self.slots
         if int(numbers.min()) < 0 or int(numbers.max()) >= self.pages:
             raise LayoutError(f"a page is not one of the pool's {self.pages}")
-        return numbers.tolist()
+        return cast("list[int]", numbers.tolist())
 
 
 def of_host_pool(pool: Any) -> Geometry:

@@ -54,6 +54,7 @@ class Ranks:
     cp_rank: int = 0
     cp_size: int = 1
     dp_rank: int = 0
+    agreeing: int = 1  #: Ranks that take the longest prefix that all of them can restore.
     is_mla: bool = False  #: All tensor-parallel ranks have equal KV.
 
     @property

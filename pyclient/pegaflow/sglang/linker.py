@@ -18,7 +18,7 @@ from pegaflow.sglang import device_pools, identity, settings, weight_updates
 from pegaflow.sglang.engine import build, decline, ranks_of
 from pegaflow.sglang.geometry import LayoutError
 from pegaflow.sglang.identity import Refused
-from pegaflow.sglang.pages import KEY_BYTES, keys_of
+from pegaflow.sglang.pages import KEY_BYTES
 from pegaflow.sglang.pins import Pin, Pins
 from pegaflow.sglang.transfers import Batch, Transfers
 
@@ -158,7 +158,7 @@ class PegaLinker(UnifiedCacheLinker):
             self._session,
             read,
             several_kinds=len(self._kinds) > 1,
-            all_lengths=self._ranks.tp_size > 1,
+            all_lengths=max(self._ranks.agreeing, self._ranks.tp_size) > 1,
         )
         if any(kind.pool == "mamba" for kind in self._kinds):
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
@@ -203,7 +203,7 @@ class PegaLinker(UnifiedCacheLinker):
 
     @_guarded(lambda self: [])
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        """Every length in pages that can be restored; its pages stay pinned for the request."""
+        """Lengths in pages, the longest among them, that stay pinned for the request."""
         keys = self._prefix(transfers)
         if not keys:
             return []
@@ -341,7 +341,7 @@ class PegaLinker(UnifiedCacheLinker):
         parts = []
         for one in transfers:
             kind = self._numbers[one.name]
-            keys = keys_of(one.keys)
+            keys = _native.pack_hex_keys(one.keys)
             if keys:
                 pages = self._kinds[kind].geometry.numbers(one.device_indices, len(one.keys))
                 parts.append((kind, keys, pages))

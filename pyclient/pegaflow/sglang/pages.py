@@ -25,15 +25,6 @@ _GRACE_S = 0.05
 _STATE = 3
 
 
-def keys_of(hashes: Sequence[str]) -> bytes | None:
-    """SGLang's page hashes as keys back to back; None if one is no SHA-256 in hexadecimal."""
-    try:
-        packed = bytes.fromhex("".join(hashes))
-    except (TypeError, ValueError):
-        return None
-    return packed if all(len(text) == 2 * KEY_BYTES for text in hashes) else None
-
-
 class Pages:
     """One pool of one rank: a namespace of its own, with a session and a mover. Thread-safe.
 
@@ -96,7 +87,7 @@ class Pages:
         return found
 
     def _count(self, hashes: Sequence[str]) -> int:
-        keys = keys_of(hashes)
+        keys = _native.pack_hex_keys(hashes)
         if not keys:
             return self._missed(hashes)
         answer = self._ask(lambda: self._session.lookup(keys, KEY_BYTES), self._session.take)
@@ -107,7 +98,7 @@ class Pages:
         found = [False] * len(hashes)
         for begin in range(0, len(hashes), _native.MAX_KEYS):
             part = hashes[begin : begin + _native.MAX_KEYS]
-            keys = keys_of(part)
+            keys = _native.pack_hex_keys(part)
             if not keys:
                 self._missed(part)
                 continue
@@ -149,7 +140,7 @@ class Pages:
         return loaded + [False] * (len(hashes) - len(loaded))
 
     def _load_run(self, hashes: Sequence[str], pages: Sequence[int]) -> list[bool]:
-        keys = keys_of(hashes)
+        keys = _native.pack_hex_keys(hashes)
         if not keys:
             self._missed(hashes)
             return [False] * len(hashes)
@@ -177,7 +168,7 @@ class Pages:
         return loaded + [False] * (len(hashes) - len(loaded))
 
     def _load_one(self, text: str, page: int) -> bool:
-        keys = keys_of([text])
+        keys = _native.pack_hex_keys([text])
         if not keys:
             self._missed([text])
             return False
@@ -207,7 +198,7 @@ class Pages:
         return saved
 
     def _save(self, hashes: Sequence[str], pages: Sequence[int]) -> bool:
-        keys = keys_of(hashes)
+        keys = _native.pack_hex_keys(hashes)
         if not keys:
             self._missed(hashes)
             return False

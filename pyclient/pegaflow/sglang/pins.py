@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pegaflow import _native
-from pegaflow.sglang.pages import KEY_BYTES, keys_of
+from pegaflow.sglang.pages import KEY_BYTES
 from pegaflow.sglang.settings import Settings
 
 log = logging.getLogger("sglang.pegaflow")
@@ -51,7 +51,9 @@ class Pins:
         all_lengths: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``all_lengths``: other ranks may allow other lengths, so all of them are needed."""
+        """``all_lengths``: other ranks may allow other lengths, so all of them are needed. SGLang
+        takes more than a microsecond for each, so otherwise only the longest one is answered.
+        """
         self._session = session
         self._settings = settings
         self._several = several_kinds
@@ -76,7 +78,7 @@ class Pins:
             self.release(rid)
 
     def lookup(self, rid: str, keys: Sequence[str]) -> list[int]:
-        """Every length in pages that can be restored; its pages are pinned for the request."""
+        """Lengths in pages, the longest among them, that are pinned for the request."""
         now = self._clock()
         pin = self._pins.get(rid)
         same = pin is not None and (pin.keys, pin.last_key) == (len(keys), keys[-1])
@@ -126,7 +128,7 @@ class Pins:
         left = self._settings.pass_wait_ms / 1e3 - self._pass_s
         if now < self._open_until or left <= 0:
             return None
-        packed = keys_of(keys[: _native.MAX_KEYS])
+        packed = _native.pack_hex_keys(keys[: _native.MAX_KEYS])
         if not packed:
             return None
         patience = min(left, self._settings.call_wait_ms / 1e3)
@@ -188,6 +190,7 @@ class Pins:
             self._session.unclaim(token)
             return
         pin.token = token if pin.units else b""
-        pin.lengths = [pin.units] if self._several else list(range(1, pin.units + 1))
-        if not pin.units:
-            pin.lengths = []
+        if self._all_lengths and not self._several:
+            pin.lengths = list(range(1, pin.units + 1))
+        else:
+            pin.lengths = [pin.units] if pin.units else []

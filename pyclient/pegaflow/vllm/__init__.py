@@ -192,6 +192,13 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         """vLLM is about to make all workers do ``call``, which may replace weights."""
         self._scheduler.weights_may_change(call)
 
+    def request_arrives(self) -> None:
+        """vLLM has received a request. Called by the thread that receives them."""
+        try:
+            self._scheduler.request_arrives()
+        except Exception:  # disabling the cache is for the scheduler's thread
+            log.debug("pegaflow: a step may sleep on beside a new request", exc_info=True)
+
     @hook(_nothing)
     def set_weight_version(self, version: str) -> None:
         """vLLM is about to record ``version`` as the version of its weights."""

@@ -174,6 +174,9 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         may_save=transfer.is_kv_producer,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         own_tables="kv_connector_block_state" not in SchedulerOutput.__dataclass_fields__,
+        in_lockstep=getattr(vllm_config.parallel_config, "data_parallel_size", 1) > 1,
+        recomputes=not settings.keep_failure_policy
+        or getattr(transfer, "kv_load_failure_policy", None) == "recompute",
         async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
         most_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         event_format=event_format,

@@ -5,6 +5,9 @@ and weights are replaced by calls that only workers receive. All of them go thro
 ``EngineCore``, in the scheduler's thread. These are wrapped once per process. In a release with
 other methods no call is detected, every reset counts as an operator's request, and the connector
 discards more than necessary.
+
+A new request goes through such a method too, in the thread that receives it. A step that sleeps
+ends then; in a release without the method it ends some milliseconds later.
 """
 
 from __future__ import annotations
@@ -41,8 +44,10 @@ class Listener(Protocol):
 
     def weights_may_change(self, call: str) -> None: ...
     def set_weight_version(self, version: str) -> None: ...
+    def request_arrives(self) -> None: ...
 
 
+_lock = threading.Lock()  # of the listeners
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _resets = threading.local()
 #: Engine cores that go to sleep and keep their weights, until vLLM has emptied their caches.
@@ -57,16 +62,19 @@ def watch(listener: Listener) -> None:
         from vllm.v1.engine.core import EngineCore
     except ImportError:
         return
-    _listeners.add(listener)
+    with _lock:
+        _listeners.add(listener)
     _wrap(EngineCore, "_reset_caches", _inside_local_reset)
     _wrap(EngineCore, "collective_rpc", _before_workers_are_called)
     _wrap(EngineCore, "set_weight_version", _before_version_is_set)
+    _wrap(EngineCore, "preprocess_add_request", _before_request_is_queued)
     _wrap(EngineCore, "sleep", _around_sleep)
     _wrap(EngineCore, "wake_up", _around_wake_up)
 
 
 def unwatch(listener: Listener) -> None:
-    _listeners.discard(listener)
+    with _lock:
+        _listeners.discard(listener)
 
 
 def is_local_reset() -> bool:
@@ -159,7 +167,17 @@ def _before_version_is_set(
     return original(*args, **kwargs)
 
 
+def _before_request_is_queued(
+    core: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    made = original(*args, **kwargs)
+    _tell(lambda listener: listener.request_arrives())
+    return made
+
+
 def _tell(what: Callable[[Any], None]) -> None:
     # Listeners raise nothing: vLLM must execute the call in any case.
-    for listener in list(_listeners):
+    with _lock:
+        listeners = list(_listeners)
+    for listener in listeners:
         what(listener)

@@ -11,14 +11,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegaflow import _native
-from pegaflow.engine.errors import error_code
+from pegaflow.vllm.early import EarlyWaits, reason_of
 from pegaflow.vllm.hints import PARAMS, params_of
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.metrics import Counts
 from pegaflow.vllm.requests import RequestState
+
+if TYPE_CHECKING:
+    from pegaflow.vllm.plans import BlockRules
 
 #: A single token is computed anyway: the engine needs its output to continue.
 MIN_TAIL_TOKENS = 2
@@ -28,6 +31,7 @@ MIN_TAIL_TOKENS = 2
 MAX_WAITS = 512
 
 _LIMIT = 1 << 62  # of whole numbers from a router
+_LONGEST_WAIT_MS = 3_600_000
 _TAIL_KEY_BYTES = 32  # if no full block of the prompt determines the length of its keys
 
 
@@ -39,6 +43,11 @@ class Handover:
     scheduler: bytes  #: The incarnation of the job's scheduler.
     job: int  #: The last of the request's saves; 0: there was nothing to save.
     tokens: int  #: Tokens of the prompt that are cached when the job has ended.
+    #: The request came together with its prefill, and waits so long for it; 0: it came after it.
+    #: Then ``job`` is one that was not over when the router last heard of the prefill engine.
+    wait_s: float = 0.0
+    #: In a report: whether requests may come together with their prefill.
+    may_be_early: bool = False
 
     @classmethod
     def read(cls, request: Any) -> Handover | None:
@@ -48,29 +57,45 @@ class Handover:
             node = bytes.fromhex(params["node"])
             scheduler = bytes.fromhex(params["incarnation"])
             job, tokens = params["job"], params["tokens"]
+            wait_ms = params.get("wait_ms", 0)
         except (KeyError, TypeError, ValueError):
             return None
         if len(node) != 16 or len(scheduler) != 16:
             return None
-        if not all(type(number) is int and 0 <= number < _LIMIT for number in (job, tokens)):
+        numbers = (job, tokens, wait_ms)
+        if not all(type(number) is int and 0 <= number < _LIMIT for number in numbers):
             return None
-        return cls(node, scheduler, job, tokens)
+        return cls(node, scheduler, job, tokens, min(wait_ms, _LONGEST_WAIT_MS) / 1e3)
 
     def params(self) -> dict[str, Any]:
         """The parameters of the response, which the router passes on unchanged."""
-        return {
-            PARAMS: {
-                "node": self.node.hex(),
-                "incarnation": self.scheduler.hex(),
-                "job": self.job,
-                "tokens": self.tokens,
-            }
+        report: dict[str, Any] = {
+            "node": self.node.hex(),
+            "incarnation": self.scheduler.hex(),
+            "job": self.job,
+            "tokens": self.tokens,
         }
+        if self.may_be_early:
+            report["early"] = True
+        return {PARAMS: report}
 
 
 def is_asked_for(request: Any) -> bool:
     """Whether the router requests a handover: the whole prompt saved, and its place reported."""
     return params_of(request).get("save_tail") is True
+
+
+def may_be_early(rules: BlockRules) -> bool:
+    """Whether the last full block of a prompt in the cache shows that its prefill has ended.
+
+    With several kinds of blocks, or with drafts, a prefill may end without that block.
+    """
+    return not (
+        rules.has_kinds
+        or rules.awaits_next_token
+        or rules.proof_units
+        or rules.undrafted_from is not None
+    )
 
 
 class Waits:
@@ -82,9 +107,18 @@ class Waits:
     """
 
     def __init__(
-        self, session: Any, *, patience_s: float, counts: Counts, clock: Callable[[], float]
+        self,
+        session: Any,
+        *,
+        patience_s: float,
+        follows: bool,
+        counts: Counts,
+        clock: Callable[[], float],
     ) -> None:
+        """``follows``: whether a prompt's last full block shows that all of it is there."""
         self._session = session
+        self._follows = follows
+        self._early = EarlyWaits(session, patience_s=patience_s, clock=clock)
         self._patience_s = patience_s
         self._counts = counts
         self._clock = clock
@@ -98,6 +132,14 @@ class Waits:
         state.handover = handover = Handover.read(state.request)
         if handover is None or handover.job == 0 or self._patience_s <= 0:
             return False
+        if handover.wait_s:
+            result = self._begin_early(state, handover)
+            if result:
+                self._counts.add("early_handovers", 1, result)
+                return False
+            state.wait_since = self._clock()
+            self._open += 1
+            return True
         if self._open >= MAX_WAITS:
             self._ended("busy")
             return False
@@ -106,13 +148,27 @@ class Waits:
                 handover.node, handover.scheduler, handover.job, self._patience_s
             )
         except _native.PegaFlowError as error:
-            self._ended(_reason(error))
+            self._ended(reason_of(error))
             return False
         state.wait_since = self._clock()
         self._open += 1
         return True
 
-    def is_waiting(self, state: RequestState) -> bool:
+    def _begin_early(self, state: RequestState, handover: Handover) -> str:
+        """Begins the wait of a request that came with its prefill; why it does not wait."""
+        if not self._follows:
+            return "unable"
+        if self._open >= MAX_WAITS:
+            return "busy"
+        return "" if self._early.begin(state, handover) else "unable"
+
+    def is_waiting(self, state: RequestState, local: int, first: int) -> bool:
+        """``local``: blocks that vLLM has itself. ``first``: the index of the first block that
+        could be worth a load.
+        """
+        if state.early is not None:
+            state.early.local = local
+            return self._is_early(state, first)
         if state.wait is None:
             return False
         try:
@@ -120,14 +176,54 @@ class Waits:
                 return True
             self._ended("over")
         except _native.PegaFlowError as error:
-            self._ended(_reason(error))
+            self._ended(reason_of(error))
         state.wait = None
         self._open -= 1
         self._counts.observe("handover_seconds", self._clock() - state.wait_since)
         return False
 
+    def _is_early(self, state: RequestState, first: int) -> bool:
+        """The same for a request that came together with its prefill."""
+        if state.early.has_begun:
+            return False
+        result = self._early.poll(state, first)
+        if result == "begun":
+            self._expect_tail(state)
+            return False
+        if result:
+            self.conclude(state, result)
+        return not result
+
+    def poll(self, state: RequestState) -> str:
+        """Why no further save of a prefill is waited for; "": one is. The wait goes on."""
+        return self._early.poll(state, state.early.blocks - 1)
+
+    def conclude(self, state: RequestState, result: str) -> None:
+        """Ends the wait of a request that came together with its prefill, if it still waits."""
+        if state.early is None:
+            return
+        self._early.end(state)
+        if result == "over":
+            self._expect_tail(state)
+        self._open -= 1
+        self._counts.add("early_handovers", 1, result)
+        self._counts.observe("early_handover_seconds", self._clock() - state.wait_since)
+
+    def _expect_tail(self, state: RequestState) -> None:
+        # The partial block is saved with the last full one, or will be missed.
+        tokens = state.request.num_prompt_tokens
+        state.handover = dataclasses.replace(state.handover, tokens=tokens)
+
+    def limit_blocks(self, blocks: int) -> None:
+        """Requests may hold so many of the GPU's blocks while their prefills run."""
+        self._early.block_limit = blocks
+
     def drop(self, state: RequestState) -> None:
         """Ends the wait of a request."""
+        if state.early is not None:
+            self._early.end(state)
+            self._open -= 1
+            self._counts.add("early_handovers", 1, "dropped")
         ticket, state.wait = state.wait, None
         if ticket is not None:
             self._session.forget(ticket)
@@ -136,10 +232,6 @@ class Waits:
 
     def _ended(self, result: str) -> None:
         self._counts.add("handovers", 1, result)
-
-
-def _reason(error: Exception) -> str:
-    return "no_server" if isinstance(error, _native.PeerLost) else error_code(error)
 
 
 # ---- the partial block at the end of a prompt

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegaflow import _native
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.metrics import Counts
+
+if TYPE_CHECKING:
+    from pegaflow.vllm.plans import BlockRules
 
 #: The key of PegaFlow's part of ``kv_transfer_params``.
 PARAMS = "pegaflow"
@@ -22,6 +25,8 @@ PARAMS = "pegaflow"
 MAX_SOURCES = 3
 #: The most actions of one envelope that are read.
 MAX_ACTIONS = 16
+#: Requests with longer session ids, in characters, are not reported to routers.
+MAX_SESSION = 256
 #: The instruction to read from no other node.
 COMPUTE = "compute"
 
@@ -117,6 +122,25 @@ def keys_report(chain: KeyChain, prompt_tokens: int, unit_tokens: int) -> dict[s
         return {}
     keys = b"".join(chain.keys(0, count)).hex()
     return {"keys": keys, "key_bytes": chain.key_bytes, "block_tokens": unit_tokens}
+
+
+def report_chain(session: Any, request: Any, chain: KeyChain, rules: BlockRules) -> None:
+    """Reports to routers which full blocks the prompt of a request with a session id has.
+
+    So a router learns what a text became also from an engine without KV events. Bounded by
+    MAX_KEYS, and nothing is sent while no router reads.
+    """
+    name = getattr(request, "session_id", None)
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_SESSION or not rules.chain_units:
+        return
+    if not session.wants_chains():
+        return
+    tokens = min(request.num_prompt_tokens, _native.MAX_KEYS * rules.unit_tokens)
+    count = min(chain.usable_blocks(), tokens // rules.unit_tokens)
+    keys = chain.keys(0, count)[rules.chain_units - 1 :: rules.chain_units]
+    if keys:
+        block_tokens = rules.unit_tokens * rules.chain_units
+        session.report_chain(name, b"".join(keys), chain.key_bytes, block_tokens)
 
 
 def with_keys(params: dict[str, Any] | None, report: dict[str, Any]) -> dict[str, Any] | None:

@@ -59,6 +59,9 @@ class Loads:
     def under_way(self) -> list[Load]:
         return list(self._under_way.values())
 
+    def is_under_way(self, load: Load) -> bool:
+        return load.id in self._under_way
+
     def begin(self, state: RequestState, claim: Claim, start: int, blocks: Sequence[int]) -> Load:
         """Takes over a claim: ``blocks`` receive the chain's blocks from ``start`` on."""
         stop = start + len(blocks)
@@ -186,6 +189,8 @@ class Loads:
 
     def holds_up(self, load: Load, now: float) -> bool:
         """Whether it is worth waiting for: it may still succeed in time."""
+        if load.chunked is not None and load.chunked.is_open:
+            return False  # vLLM's own cache has its blocks when the prefill has ended, not before
         if load.id not in self._under_way or load.cancelled or load.discarded:
             return False
         return load.deadline is None or now < load.deadline
@@ -252,7 +257,8 @@ class Loads:
         if load.handed_at is not None:
             self._counts.observe("load_seconds", self._clock() - load.handed_at)
         if outcome.first_failed is None:
-            state.progress.loaded(load)
+            if not state.load_failed:  # else vLLM computes these blocks too, behind another part
+                state.progress.loaded(load)
             return
         self._counts.add("load_failed_blocks", outcome.failed)
         if outcome.cut:
@@ -276,6 +282,8 @@ class Loads:
             computing = None  # a part of such a load is of no use
         if computing:
             computing = computing.or_later(load.computing, self._clock() - load.claimed_at)
+            # If a part is cut, the engine computes all that is behind it too.
+            computing = computing.later(load.left * computing.block_s)
         return LoadOrder(
             load.id,
             load.request_id,
@@ -286,4 +294,6 @@ class Loads:
             load.ranges,
             load.claimed,
             load.refused,
+            load.chunked.number if load.chunked else 0,
+            load.left > 0,
         )

@@ -13,7 +13,7 @@ from pegaflow.vllm.handover import tail_key
 from pegaflow.vllm.loads import Loads
 from pegaflow.vllm.metrics import Counts
 from pegaflow.vllm.plans import BlockRules
-from pegaflow.vllm.requests import Claim, RequestState
+from pegaflow.vllm.requests import ALL_TOKENS, Claim, RequestState
 
 #: The total wait of one step. Answers take about 50 us, so a step with many new requests stays far
 #: below it; a slow server costs the step this much and no more.
@@ -102,6 +102,14 @@ class Lookups:
         if reach - local < self._min_blocks and self._tail(state):
             reach += 1
         return reach - local >= self._min_blocks
+
+    def first_worth_loading(self, state: RequestState, local: int) -> int:
+        """The index of the block with which the blocks from ``local`` on are worth a load, before
+        all of them are there.
+        """
+        if self._policy.learning_blocks(max(0, self._reach(state) - local)):
+            return ALL_TOKENS  # some of them are computed, to measure how fast that is
+        return local + self._min_blocks - 1
 
     def _reach(self, state: RequestState) -> int:
         return self._rules.reach(state.request, state.chain)
@@ -220,6 +228,23 @@ class Lookups:
         self._drop_claim(state)
         self._missed(state, "not_cached")
         return 0
+
+    def claim_next(self, state: RequestState, first: int) -> None:
+        """Claims the blocks from ``first`` on for a load that follows its prefill. A failure counts
+        as a miss, and leaves no claim.
+        """
+        reach = self._reach(state)
+        if reach > first or (reach == first and self._tail(state)):
+            self._claim(state, first, reach)
+
+    def take_next(self, state: RequestState) -> Claim | None:
+        """The answered claim, which the caller owns then; None: not yet, or the claim is gone."""
+        claim = state.claim
+        if claim is None or not self._take_claim(state, claim):
+            return None
+        self._undecided.pop(id(claim), None)
+        state.claim = None
+        return claim
 
     def _worth_loading(self, claim: Claim, offered: int) -> int:
         """The number of ``offered`` blocks that are loaded sooner than computed. Decided once per

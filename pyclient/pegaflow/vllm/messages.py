@@ -23,6 +23,7 @@ class SaveOrder:
     blocks: list[int]  #: For each key, one of each member of the kind.
     kind: int = 0
     depths: bytes = b""  #: For each key, as the native mover takes them; empty: unknown.
+    may_refuse: bool = False  #: The server may keep other blocks instead; see Saves.
 
     @property
     def count(self) -> int:
@@ -45,6 +46,8 @@ class LoadOrder:
     ranges: Sequence[LoadRange] = ()
     claimed: Sequence[ClaimedRange] = ()
     refused: str = ""  #: Why it is not begun.
+    chunked: int = 0  #: The number of the chunked load of which it is a part; 0: of none.
+    has_more: bool = False  #: Further parts follow; vLLM waits for the last one's report.
 
     @property
     def count(self) -> int:

@@ -37,6 +37,29 @@ METRICS = (
     ),
     Metric("handovers", COUNTER, "Waits for a prefill engine's saves, by result.", ("result",)),
     Metric("handover_seconds", HISTOGRAM, "Duration of waits for a prefill engine's saves."),
+    Metric(
+        "early_handovers",
+        COUNTER,
+        "Waits of requests that came together with their prefill, by result.",
+        ("result",),
+    ),
+    Metric(
+        "early_handover_seconds",
+        HISTOGRAM,
+        "Duration of waits of requests that came together with their prefill.",
+    ),
+    Metric(
+        "chunked_loads",
+        COUNTER,
+        "Loads that followed a prefill chunk by chunk, by the reason for their last part.",
+        ("result",),
+    ),
+    Metric(
+        "idle_steps",
+        COUNTER,
+        "Steps in which every request waited for the cache.",
+    ),
+    Metric("idle_seconds", COUNTER, "Time for which such steps slept until an answer came."),
     Metric("kv_hints", COUNTER, "Actions of vLLM's KV hints, by action.", ("action",)),
     Metric("loads", COUNTER, "Loads handed to the workers."),
     Metric(

@@ -39,8 +39,20 @@ class SchedulerOff:
         if was is None:
             return
         self._refused = [
-            LoadOrder(load.id, load.request_id, b"", 0, load.blocks, ranges=load.ranges)
+            LoadOrder(
+                load.id,
+                load.request_id,
+                b"",
+                0,
+                load.blocks,
+                ranges=load.ranges,
+                chunked=load.chunked.number if load.chunked else 0,
+                has_more=load.left > 0,
+            )
             for load in was.loads.not_handed_out()
+        ] + [
+            LoadOrder(0, one.state.request_id, b"", 0, one.rest(), chunked=one.number)
+            for one in was.chunked.open.values()
         ]
         if was.events is not None:
             self._events = was.events.give_up()
@@ -53,6 +65,9 @@ class SchedulerOff:
         return None
 
     def new_request(self, request: Any) -> None:
+        return None
+
+    def request_arrives(self) -> None:
         return None
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
@@ -152,8 +167,9 @@ class WorkerOff:
         return None
 
     def start_loads(self, plan: StepPlan) -> None:
-        for order in (*plan.refused, *plan.loads):
+        for order in (*plan.loads, *plan.refused):  # a chunked load's last part is the last
             if self._was is None or order.load not in self._was.loads:
+                self.reports.begin_load(order)
                 self.reports.refused_load(order, "off")
 
     def submit_saves(self, plan: StepPlan) -> None:

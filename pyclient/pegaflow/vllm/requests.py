@@ -12,6 +12,8 @@ from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.plans.load_plan import ClaimedRange, LoadRange
 
 if TYPE_CHECKING:
+    from pegaflow.vllm.chunked import ChunkedLoad
+    from pegaflow.vllm.early import EarlyWait
     from pegaflow.vllm.handover import Handover
     from pegaflow.vllm.plans import Progress
 
@@ -77,6 +79,8 @@ class Load:
     aborted: bool = False  #: Cancelled with its request, not because of a failure.
     discarded: bool = False  #: Its bytes must not be used.
     failed: bool = False  #: Some blocks did not arrive.
+    chunked: ChunkedLoad | None = None  #: The load of which it is a part,
+    left: int = 0  #: and the number of that one's blocks behind it.
 
     @property
     def request_id(self) -> str:
@@ -121,6 +125,7 @@ class RequestState:
     #: The number of leading tokens that have draft KV; no later ones are saved.
     drafted_tokens: int = ALL_TOKENS
     load: Load | None = None
+    chunked: ChunkedLoad | None = None  #: Its load, if that follows the prefill.
     load_failed: bool = False  #: No further load is offered.
     followed: Load | None = None  #: Another request's load of the same blocks.
     follows_no_more: bool = False
@@ -129,6 +134,7 @@ class RequestState:
     hints: Hints = NO_HINTS
     handover: Handover | None = None  #: The blocks that a prefill engine has saved for it.
     wait: int | None = None  #: Ticket of the wait for them.
+    early: EarlyWait | None = None  #: The wait, if it came together with its prefill.
     wait_since: float = 0.0
     #: Block ids, if vLLM does not expose its own table.
     table: list[int] = dataclasses.field(default_factory=list)

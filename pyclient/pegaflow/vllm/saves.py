@@ -109,6 +109,9 @@ class Saves:
     At most ``limit`` blocks are pinned. A live request's further blocks wait, since vLLM keeps them
     anyway. Those of a request that ends wait without protection: each is saved if vLLM's own cache
     still has it by then, else dropped and counted.
+
+    A server whose eviction policy refuses saves may refuse these, unless this engine hands prompts
+    over to others, which wait for their blocks.
     """
 
     def __init__(
@@ -127,6 +130,9 @@ class Saves:
         for metrics. ``undrafted``: blocks without draft KV.
         """
         self.blocks = blocks
+        #: Set with the first request for a handover, and for good: a later prompt may wait for a
+        #: block that a job of another request saves.
+        self.hands_over = False
         self._limit = limit
         self._labels = labels
         self._undrafted = undrafted
@@ -296,6 +302,7 @@ class Saves:
                 job.block_ids,
                 kind=job.kind,
                 depths=bytes(job.depths),
+                may_refuse=not self.hands_over,
             )
             # Job numbers rise within a scheduler.
             for job in sorted(self._jobs.values(), key=lambda job: job.number)

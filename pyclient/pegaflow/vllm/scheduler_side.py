@@ -12,9 +12,11 @@ from pegaflow.engine.config import Settings
 from pegaflow.engine.rates import LoadPolicy, preempted_in
 from pegaflow.engine.view import View
 from pegaflow.vllm.adapters import Adapters
+from pegaflow.vllm.chunked import ChunkedLoads, wanted_stop
 from pegaflow.vllm.events import BlockEvents
-from pegaflow.vllm.handover import Handover, Waits, is_asked_for
-from pegaflow.vllm.hints import Hints, keys_report, with_keys
+from pegaflow.vllm.handover import Handover, Waits, is_asked_for, may_be_early
+from pegaflow.vllm.hints import Hints, keys_report, report_chain, with_keys
+from pegaflow.vllm.idle import IdleSteps
 from pegaflow.vllm.keys import KeyChain
 from pegaflow.vllm.loads import Loads
 from pegaflow.vllm.lookups import Lookups
@@ -33,7 +35,11 @@ LINK_INTERVAL_S = 0.1
 
 
 class SchedulerSide:
-    """Bound to the scheduler's thread; no call waits longer than its deadline."""
+    """Bound to the scheduler's thread; no call waits longer than its deadline.
+
+    ``in_lockstep``: other engine cores wait for each step of this one. ``recomputes``: vLLM
+    computes what a load did not bring, instead of failing its request.
+    """
 
     def __init__(
         self,
@@ -47,6 +53,8 @@ class SchedulerSide:
         may_save: bool = True,
         prefix_caching: bool = True,
         own_tables: bool = False,
+        in_lockstep: bool = False,
+        recomputes: bool = True,
         async_scheduling: bool = False,
         most_tokens: int = 8192,
         event_format: Any = None,
@@ -73,6 +81,9 @@ class SchedulerSide:
         self.policy = self._make_policy(most_tokens)
         self._lookups = self._make_lookups(follow=prefix_caching)
         self._waits = self._make_waits()
+        self._recomputes = recomputes
+        self.chunked = self._make_chunked()
+        self._idle = self._make_idle(in_lockstep)
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._undrafted = UndraftedBlocks(rules.unit_tokens)
         self._states: dict[str, RequestState] = {}
@@ -124,8 +135,27 @@ class SchedulerSide:
         return Waits(
             self._session,
             patience_s=self._settings.handover_wait_ms / 1e3,
+            follows=may_be_early(self.rules),
             counts=self.counts,
             clock=self._clock,
+        )
+
+    def _make_idle(self, in_lockstep: bool) -> IdleSteps:
+        return IdleSteps(
+            self._session,
+            limit_s=0.0 if in_lockstep else self._settings.idle_step_ms / 1e3,
+            counts=self.counts,
+            clock=self._clock,
+        )
+
+    def _make_chunked(self) -> ChunkedLoads:
+        return ChunkedLoads(
+            waits=self._waits,
+            lookups=self._lookups,
+            loads=self.loads,
+            unit_tokens=self.unit_tokens,
+            counts=self.counts,
+            unclaim=self._unclaim,
         )
 
     def _make_lookups(self, *, follow: bool) -> Lookups:
@@ -146,8 +176,10 @@ class SchedulerSide:
     def bind_pool(self, pool: Any) -> None:
         if self.events is not None:
             self.events.bind_pool(pool)
+        blocks = GpuBlocks(pool)
+        if self._recomputes:
+            self._waits.limit_blocks(blocks.count * self._settings.early_load_percent // 100)
         if self._may_save:
-            blocks = GpuBlocks(pool)
             share = blocks.count * self._settings.max_pinned_percent // 100
             self.saves = Saves(
                 blocks,
@@ -166,10 +198,19 @@ class SchedulerSide:
         if self.events is not None:
             self.events.listen()
         # Some requests exist only to end, so that connectors are informed of it.
-        if not self._may_load or getattr(request, "abort_immediately", False):
+        if getattr(request, "abort_immediately", False):
+            return
+        self._report_chain(state)
+        if not self._may_load:
             return
         if not self._waits.begin(state):
             self._lookups.ask(state)
+
+    def _report_chain(self, state: RequestState) -> None:
+        try:
+            report_chain(self._session, state.request, state.chain, self.rules)
+        except _native.PegaFlowError as error:
+            log.debug("pegaflow: a prompt's blocks are not reported to routers: %s", error)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         state = self._state(request)
@@ -183,6 +224,8 @@ class SchedulerSide:
             state.progress.not_queried(local_tokens)
             return 0, False
         answer = self._matched_tokens(state, request, local_tokens)
+        if answer[0] is None:
+            self._idle.add_waiting(request.request_id)
         state.progress.queried(local_tokens)
         return answer
 
@@ -197,13 +240,20 @@ class SchedulerSide:
             self._waits.drop(state)
             return 0, False
         local = local_tokens // self.unit_tokens
-        if self._lookups.is_worth_asking(state, local) and self._waits.is_waiting(state):
+        first = self._lookups.first_worth_loading(state, local)
+        if self._lookups.is_worth_asking(state, local) and self._waits.is_waiting(
+            state, local, first
+        ):
             return None, False
         blocks = self._lookups.blocks_beyond(state, local)
         if blocks is None:
             return None, False
         tokens = blocks * self.unit_tokens
         stop = local + blocks
+        if state.claim is not None and blocks and state.early is not None:
+            # The other chunks' blocks come while the first one's are loaded.
+            stop = wanted_stop(state.claim)
+            tokens = (stop - local) * self.unit_tokens
         if state.claim is not None and stop > state.claim.full_stop(stop):
             # With the prompt's partial block; its last token is computed, for the next one.
             tokens = request.num_tokens - 1 - local_tokens
@@ -215,6 +265,13 @@ class SchedulerSide:
         ``tables``: its blocks, of each cache group.
         """
         state = self._state(request)
+        if state.chunked is not None and state.chunked.is_open:
+            return  # repeated for the same admission
+        if self.chunked.begin(state, tables[0], tokens):
+            state.offer_dropped = False
+            return
+        if state.early is not None and state.early.has_begun:
+            self._waits.conclude(state, "over")  # with one claim for all, or none
         self._waits.drop(state)
         if tokens == 0:
             self._lookups.drop(state)
@@ -262,12 +319,15 @@ class SchedulerSide:
         del self._states[request.request_id]
         self._adapters.look_again()
         self.policy.compute.end(request.request_id)
+        in_flight = self.chunked.abort(state)
         self._lookups.drop(state)
         self._waits.drop(state)
         if state.load is not None:
             # vLLM keeps its blocks until the workers report.
             self._unclaim(state.load)
             self.loads.abort(state.load)
+        elif in_flight:
+            pass  # the same
         elif self.saves is not None and state.generation == self._generation:
             tokens = min(self._written_tokens(request), state.drafted_tokens)
             if self._releases(state):
@@ -297,6 +357,7 @@ class SchedulerSide:
             scheduler=self._incarnation,
             job=state.progress.last_job,
             tokens=state.progress.handed_tokens(),
+            may_be_early=may_be_early(self.rules),
         ).params()
 
     def _written_tokens(self, request: Any) -> int:
@@ -314,6 +375,8 @@ class SchedulerSide:
         progress = self.rules.progress(request, chain)
         state = RequestState(request, chain, self._generation, progress)
         self._states[request.request_id] = state
+        if self.saves is not None and is_asked_for(request):
+            self.saves.hands_over = True
         return state
 
     def _chain(self, request: Any) -> KeyChain:
@@ -337,6 +400,7 @@ class SchedulerSide:
         if self.saves is not None:
             self._collect(output, self.saves)
             orders = self.saves.orders()
+        self.chunked.poll(bool(self._away))
         loads = self.loads.not_handed_out()
         cancelled, discarded = self.loads.take_ends()
         for request_id in preempted_in(output):
@@ -354,11 +418,22 @@ class SchedulerSide:
             cancelled=cancelled,
             discarded=discarded,
         )
+        for request_id in self.chunked.waiting():
+            self._idle.add_waiting(request_id)
+        self._idle.end_step(len(self._states), is_idle=total == 0 and not self._is_in_flight())
         # Nothing fails from here on: the orders are handed out.
         if self.saves is not None:
             self.saves.mark_handed_out(orders)
         self.loads.mark_handed_out(loads)
         return plan
+
+    def _is_in_flight(self) -> bool:
+        """Whether something ends that only a step notices: a load, a save, or an event."""
+        return bool(self.loads.under_way()) or self.keep_stepping()
+
+    def request_arrives(self) -> None:
+        """vLLM's next step has another request. Thread-safe."""
+        self._idle.interrupt()
 
     def _order(self, load: Load) -> LoadOrder:
         return self.loads.order(load, self.policy.held_to(load.units))
@@ -556,6 +631,7 @@ class SchedulerSide:
         self._generation += 1
         if self.saves is not None:
             self.saves.drop_unsent("reset")
+        self.chunked.discard_all()
         self.loads.discard_all()
         for state in self._states.values():
             state.offer_dropped = state.offer_dropped or state.claim is not None

@@ -30,6 +30,15 @@ class _Job:
     followed: bool = False  # completed early: vLLM's later work waits for its rest on the GPU
 
 
+@dataclasses.dataclass
+class _Parts:
+    """The parts of a chunked load that this rank was ordered."""
+
+    open: set[int] = dataclasses.field(default_factory=set)  # not reported yet
+    blocks: set[int] = dataclasses.field(default_factory=set)  # vLLM's, of all of them
+    is_last: bool = False  # no further one follows
+
+
 def _failed_blocks(job: _Job, done: Any) -> set[int]:
     """vLLM's blocks that a load has not brought; in doubt all of them."""
     order, failed = job.order, set(done.failed_blocks)
@@ -55,15 +64,41 @@ class Reports:
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._failed: set[str] = set()
+        self._chunked: dict[int, _Parts] = {}  # loads of which vLLM was not told yet
         self._report = WorkerReport()
 
-    def load(self, order: LoadOrder, outcome: Outcome, bad: Sequence[int]) -> None:
-        self._received.add(order.request_id)
+    def begin_load(self, order: LoadOrder) -> None:
+        """Call it for each order before its report: a chunked load ends with its last part."""
+        if order.chunked:
+            parts = self._chunked.setdefault(order.chunked, _Parts())
+            parts.open.add(order.load)
+            parts.blocks.update(order.blocks)
+            parts.is_last = parts.is_last or not order.has_more
+
+    def load(
+        self, order: LoadOrder, outcome: Outcome, bad: Sequence[int], *, discarded: bool = False
+    ) -> None:
+        """``discarded``: no block of a chunked load may be used, whichever part has brought it."""
+        if discarded and (parts := self._chunked.get(order.chunked)) is not None:
+            bad = sorted(parts.blocks)
+        if self._ends(order):
+            self._received.add(order.request_id)
         if not self.by_request:
             self._bad_blocks.update(bad)
         elif outcome.first_failed is not None:
             self._failed.add(order.request_id)
         self._report.loads[order.load] = outcome
+
+    def _ends(self, order: LoadOrder) -> bool:
+        """Whether the report of this order is the last one of its load."""
+        parts = self._chunked.get(order.chunked)
+        if parts is None:
+            return True
+        parts.open.discard(order.load)
+        if parts.open or not parts.is_last:
+            return False
+        del self._chunked[order.chunked]
+        return True
 
     def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
         """A load without copies, now or later."""
@@ -271,6 +306,8 @@ class WorkerSide:
     def start_loads(self, plan: StepPlan) -> None:
         self._forward = plan.forward
         self._measured = plan.measured
+        for order in (*plan.loads, *plan.refused):
+            self.reports.begin_load(order)
         for order in plan.refused:
             self.reports.refused_load(order, order.refused or "off")
         for order in plan.loads:
@@ -303,6 +340,8 @@ class WorkerSide:
         more: dict[str, Any] = {"depths": order.depths} if order.depths else {}
         if order.kind:
             more["kind"] = order.kind
+        if order.may_refuse:
+            more["may_refuse"] = True
         self.mover.save(scheduler, order.job, order.keys, order.key_bytes, order.blocks, **more)
 
     def submit_saves(self, plan: StepPlan) -> None:
@@ -337,7 +376,10 @@ class WorkerSide:
         if self.mover is None or not self._has_jobs():
             return
         self._take_finished()
-        if self._tells_early and any(not job.followed for job in self.loads.values()):
+        # vLLM waits for the last part of a chunked load, and for no other.
+        if self._tells_early and any(
+            not job.followed and not job.order.has_more for job in self.loads.values()
+        ):
             self._follow()
 
     def _take_finished(self) -> None:
@@ -375,7 +417,7 @@ class WorkerSide:
             verified=done.verified,
             corrupt=done.corrupt,
         )
-        self.reports.load(job.order, outcome, sorted(failed))
+        self.reports.load(job.order, outcome, sorted(failed), discarded=job.discarded)
 
     def _save_ended(self, order: SaveOrder, done: Any) -> None:
         self.reports.save(

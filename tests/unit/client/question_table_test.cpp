@@ -43,6 +43,33 @@ TEST_SUITE("QuestionTable") {
     CHECK_FALSE(table.take(table.add().value(), milliseconds(1)));
   }
 
+  TEST_CASE("an answer to any question, or an interruption, wakes a thread that waits for events") {
+    QuestionTable table(4);
+    const auto ticket = table.add().value();
+    const std::uint64_t before = table.events();
+    CHECK_FALSE(table.await_event(before, milliseconds(1)));
+    std::thread other([&] { CHECK(table.answer(ticket, outcome(7))); });
+
+    CHECK(table.await_event(before, seconds(30)));
+
+    other.join();
+    CHECK(table.await_event(before, seconds(30)));  // It came before the wait.
+    const std::uint64_t answered = table.events();
+    CHECK(answered == before + 1);
+    std::thread another([&] { table.interrupt(); });
+    CHECK(table.await_event(answered, seconds(30)));
+    another.join();
+  }
+
+  TEST_CASE("an answer to a forgotten question is no event") {
+    QuestionTable table(4);
+    const auto ticket = table.add().value();
+    const std::uint64_t before = table.events();
+    table.forget(ticket);
+    CHECK_FALSE(table.answer(ticket, outcome(7)));
+    CHECK(table.events() == before);
+  }
+
   TEST_CASE("the answer to a forgotten question is returned to the caller") {
     QuestionTable table(4);
     const auto early = table.add().value();

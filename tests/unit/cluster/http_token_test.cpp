@@ -1,6 +1,7 @@
 // The tokens of routers' requests.
 #include <cstdint>
 #include <fstream>
+#include <span>
 #include <string>
 
 #include <sys/stat.h>
@@ -28,6 +29,26 @@ TEST_SUITE("http_token") {
         .time = kTime, .method = "POST", .target = "/prefetch", .body = R"({"id":"a"})"};
     CHECK(http_token(kSecret, prefetch) ==
           "pf1.1700000000.e05f42bbdc4b5e5fc5e8489e66151df4adf7c1859117b849a00ca233b8818c53");
+  }
+
+  TEST_CASE("a seal is good for its own message and purpose, with any secret of the file") {
+    const testing::TemporaryDirectory directory;
+    const std::string file = (directory.path() / "secret").string();
+    std::ofstream(file) << "another-secret-0123456789\n\n0123456789abcdef-example\n";
+    ::chmod(file.c_str(), 0600);
+    const PeerSecrets secrets = PeerSecrets::read(file).value();
+    const std::string text = "a message";
+    const auto message = std::as_bytes(std::span(text));
+    const Bytes32 seal = kSecret.seal("replicas", message);
+
+    CHECK(secrets.is_seal("replicas", message, seal));
+    CHECK(secrets.is_seal("replicas", message, secrets.first().seal("replicas", message)));
+    CHECK_FALSE(secrets.is_seal("snapshot", message, seal));
+    CHECK_FALSE(secrets.is_seal("replicas", message.first(8), seal));
+    CHECK_FALSE(secrets.is_seal("replicas", message, std::span(seal).first(31)));
+    CHECK_FALSE(PeerSecrets().is_seal("replicas", message, seal));
+    // Purpose and message cannot be shifted against each other.
+    CHECK_FALSE(secrets.is_seal("replica", message, seal));
   }
 
   TEST_CASE("a token is good for its own request, near its time, with any secret of the file") {

@@ -544,6 +544,30 @@ TEST_SUITE("Peers") {
     f.until([&]() { return f.link().is_ready(); });
     CHECK(f.link().life() == life + 1);
   }
+
+  TEST_CASE("a link that is parked while it connects comes to rest, and can be dialed again") {
+    Fixture f;
+    const std::string address = f.link().address();
+    PeerLink link(f.io, f.own, f.epochs, {.address = {}, .is_parked = true}, *f.lanes, []() {});
+    auto running = link.run().eagerlyEvaluate(nullptr);
+    f.turn_until([&]() { return link.is_resting(); });
+    for (int i = 0; i < 3; ++i) {
+      f.theirs.exchanging = [&]() { link.park(); };
+      link.dial(address);
+      f.turn_until([&]() { return link.is_resting(); });
+      CHECK_FALSE(link.is_ready());
+      // Parked before its first message, too.
+      f.theirs.exchanging = nullptr;
+      link.dial(address);
+      link.park();
+      f.turn_until([&]() { return link.is_resting(); });
+
+      link.dial(address);
+      f.turn_until([&]() { return link.is_ready(); });
+      link.park();
+      f.turn_until([&]() { return link.is_resting(); });
+    }
+  }
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // A store continues with the rows that another one left: BlockStore::adopt().
 #include <algorithm>
+#include <fstream>
+#include <random>
+#include <string>
 #include <vector>
 
 #include <fcntl.h>
@@ -12,6 +15,7 @@
 #include "engine/kept/kept_tables.h"
 #include "engine/namespace_table.h"
 #include "tests/support/kept_copy.h"
+#include "tests/support/seed.h"
 #include "tests/unit/engine/store_fixture.h"
 
 namespace pegaflow::engine {
@@ -96,6 +100,39 @@ struct Successor {
   std::unique_ptr<BlockStore> store;
 };
 
+/// Requests for single blocks, of which some are far more popular; loads what there is, saves the
+/// rest.
+struct Requests {
+  explicit Requests(std::uint64_t seed) : random(seed) {}
+  /// For each request, whether the block was found.
+  std::vector<bool> send(BlockStore& store, HolderId holder, SpaceId space, int count) {
+    std::vector<bool> found;
+    for (int i = 0; i < count; ++i) {
+      const double draw = std::uniform_real_distribution<double>(0, 1)(random);
+      const auto wanted = keys(static_cast<std::uint64_t>(draw * draw * draw * 400), 1);
+      ++number;
+      found.push_back(store.lookup(space, wanted) == 1);
+      if (found.back()) {
+        REQUIRE(store.claim(holder, space, wanted, token(number)) == 1);
+        store.unclaim(holder, token(number));
+        continue;
+      }
+      const auto frames = store.reserve(holder, space, job(number), 0, wanted);
+      REQUIRE(frames);
+      if (frames->front() == kNoFrame) {
+        store.abandon(holder, job(number));
+      } else {
+        REQUIRE(store.publish(holder, job(number)) == 0);
+      }
+      while (store.work()) {
+      }
+    }
+    return found;
+  }
+  std::mt19937_64 random;
+  std::uint64_t number = 0;
+};
+
 bool contains(const std::vector<FrameIndex>& frames, FrameIndex frame) {
   return std::find(frames.begin(), frames.end(), frame) != frames.end();
 }
@@ -165,6 +202,77 @@ TEST_SUITE("BlockStore, adoption") {
     next.adopt({f.space});
     CHECK(survives_a_save(*next.store, next.store->add_holder(1, testing::kProcess)));
     CHECK(survives_a_save(*f.store, f.holder));
+  }
+
+  TEST_CASE("the requests after the end find the same blocks as if the process had gone on") {
+    for (const EvictionKind kind :
+         {EvictionKind::kLru, EvictionKind::kWeightedLru, EvictionKind::kAdaptive}) {
+      CAPTURE(to_string(kind));
+      ManualClock clock;
+      KeptTables tables = tables_of(kFrames, clock);
+      StoreFixture f(options_of(tables, kind));
+      Requests requests(testing::seed());
+      requests.send(*f.store, f.holder, f.space, 4'000);
+
+      Successor next(tables, kind);
+      next.adopt({f.space});
+      const HolderId holder = next.store->add_holder(1, testing::kProcess);
+      Requests same = requests;
+      const auto found = same.send(*next.store, holder, f.space, 4'000);
+      CHECK(found == requests.send(*f.store, f.holder, f.space, 4'000));
+    }
+  }
+
+  TEST_CASE("the tables are not part of a core dump, which would allocate all of them") {
+    ManualClock clock;
+    const KeptTables tables = tables_of(kFrames, clock);
+    std::ifstream maps("/proc/self/smaps");
+    bool is_theirs = false;
+    std::string flags;
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("memfd:pegaflow-tables") != std::string::npos) is_theirs = true;
+      if (!is_theirs || line.rfind("VmFlags:", 0) != 0) continue;
+      flags = line + " ";
+      is_theirs = false;
+    }
+    CHECK(flags.find(" dd ") != std::string::npos);
+  }
+
+  TEST_CASE("a new shape remembers nothing of a former one with its number") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+    const auto memory = tables.policy(0);
+    { StoreFixture f(options_of(tables, EvictionKind::kS3Fifo)); }
+    // The owner stays, so that only the new shape is a reason to clear the rest.
+    std::fill(memory.begin() + 4096, memory.end(), std::byte{1});
+    {
+      StoreFixture f(options_of(tables, EvictionKind::kS3Fifo));
+      CHECK(std::all_of(memory.begin() + 4096, memory.end(), is_zero));
+    }
+    CHECK_FALSE(is_zero(memory[0]));  // Its owner, by which another kind is recognized.
+  }
+
+  TEST_CASE("a policy of another kind begins with an empty memory") {
+    ManualClock clock;
+    KeptTables tables = tables_of(kFrames, clock);
+    StoreFixture f(options_of(tables, EvictionKind::kWeightedLru));
+    Requests requests(testing::seed());
+    requests.send(*f.store, f.holder, f.space, 1'000);
+
+    const auto is_empty = [](const KeptTables& of) {
+      const auto memory = of.policy(0).subspan(4096);  // Without its owner.
+      return std::all_of(memory.begin(), memory.end(),
+                         [](std::byte byte) { return byte == std::byte{0}; });
+    };
+    REQUIRE_FALSE(is_empty(tables));
+
+    Successor next(tables, EvictionKind::kLru);  // It keeps nothing.
+    CHECK(next.adopt({f.space}).blocks == kFrames);
+    CHECK(is_empty(next.tables));
+    const HolderId holder = next.store->add_holder(1, testing::kProcess);
+    const auto found = requests.send(*next.store, holder, f.space, 4'000);
+    CHECK(std::count(found.begin(), found.end(), true) > 1'000);
   }
 
   TEST_CASE("a frame that a client may still write or read is not reused before it has quiesced") {

@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include "base/clock.h"
 #include "engine/eviction/ghosts.h"
+#include "engine/eviction/policy_memory.h"
+#include "engine/kept/kept_tables.h"
 
 namespace pegaflow::engine {
 namespace {
@@ -48,6 +51,38 @@ TEST_SUITE("evicted blocks") {
 
     CHECK(take_all(evicted, 1, 2).empty());
     CHECK(take_all(evicted, 3, 18).size() == 16);
+  }
+
+  TEST_CASE("a later process remembers the names added last, each with its uses and its age") {
+    ManualClock clock;
+    const auto tables =
+        KeptTables::create({.pool = {1, 1}, .pool_bytes = std::uint64_t{1} << 20}, clock).value();
+    const auto again = [&] {
+      PolicyMemory memory(tables.policy(0));
+      memory.begin(1);
+      return EvictedBlocks::create(4096, memory).value();
+    };
+    // Fewer changes than the log has, then several times as many.
+    for (const std::uint32_t count : {1'000U, 30'000U}) {
+      EvictedBlocks evicted = again();
+      for (std::uint32_t i = 1; i <= count; ++i) {
+        evicted.add(name(i), 1 + i % EvictedBlocks::kMaxUses);
+        if (i % 3 == 0) evicted.take(name(i - 1));
+      }
+      EvictedBlocks next = again();
+      for (std::uint32_t i = count - 900; i <= count; ++i) {
+        CAPTURE(i);
+        const auto wanted = evicted.look(name(i));
+        const auto found = next.look(name(i));
+        REQUIRE(found.has_value() == wanted.has_value());
+        if (!found) continue;
+        CHECK(found->uses == wanted->uses);
+        CHECK(found->evictions_since == wanted->evictions_since);
+      }
+    }
+    PolicyMemory other(tables.policy(0));
+    other.begin(2);
+    CHECK_FALSE(EvictedBlocks::create(4096, other)->look(name(30'000)));
   }
 
   TEST_CASE("a free entry is used before any other") {

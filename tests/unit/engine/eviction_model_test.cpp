@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "engine/eviction/adaptive.h"
 #include "engine/eviction/eviction.h"
 #include "engine/eviction/weighted.h"
 #include "tests/support/eviction_models.h"
@@ -57,6 +58,57 @@ class WeightedModel final : public EvictionModel {
   std::map<std::uint32_t, std::uint32_t> ghosts_;
 };
 
+/// Takes the rule from the tested policy: contest_test tests how that is found.
+class AdaptiveModel final : public EvictionModel {
+ public:
+  explicit AdaptiveModel(const AdaptivePolicy& tested) : tested_(tested) {}
+
+  void seal(std::uint32_t name, std::uint32_t hash) override {
+    EvictionModel::seal(name, hash);
+    find(name).uses = uses_of_new(hash);
+    ghosts_.erase(hash);
+  }
+  std::uint32_t claim_begins() override {
+    const std::uint32_t passed = std::exchange(refused_, 0);
+    let_time_pass(passed);
+    return passed;
+  }
+  std::uint32_t save_begins(bool /*may_refuse*/) override {
+    pool_ = static_cast<double>(items().size());
+    return claim_begins();
+  }
+  bool refuses(std::uint32_t hash) override {
+    const double least = tested_.rule().patience() * pool_ * weight(uses_of_new(hash));
+    if (age(find(victim())) >= least) return false;
+    ghosts_[hash] = uses_of_new(hash);
+    ++refused_;
+    return true;
+  }
+  std::uint32_t victim() override {
+    return least([&](const Item& item) { return std::pair(-age(item), item.uses); });
+  }
+
+ private:
+  [[nodiscard]] double weight(std::uint32_t uses) const {
+    return std::pow(uses, -tested_.rule().exponent());
+  }
+  [[nodiscard]] double age(const Item& item) const {
+    return (static_cast<double>(now() - item.released) + 1) * weight(item.uses);
+  }
+  [[nodiscard]] std::uint32_t uses_of_new(std::uint32_t hash) const {
+    const auto known = ghosts_.find(hash);
+    return known == ghosts_.end() ? 1 : std::min(known->second + 1, 7U);
+  }
+  void used(Item& item) override { item.uses = std::min(item.uses + 1, 7U); }
+  void freed(const Item& item, Freed why) override {
+    if (why == Freed::kEvicted) ghosts_[item.hash] = item.uses;
+  }
+  const AdaptivePolicy& tested_;
+  std::map<std::uint32_t, std::uint32_t> ghosts_;
+  double pool_ = 0;
+  std::uint32_t refused_ = 0;
+};
+
 std::unique_ptr<EvictionModel> model_of(EvictionKind kind, const EvictionPolicy& policy) {
   switch (kind) {
     case EvictionKind::kLru:
@@ -67,6 +119,8 @@ std::unique_ptr<EvictionModel> model_of(EvictionKind kind, const EvictionPolicy&
       return std::make_unique<S3FifoModel>(std::make_unique<AllGhosts>());
     case EvictionKind::kWeightedLru:
       return std::make_unique<WeightedModel>(dynamic_cast<const WeightedLruPolicy&>(policy));
+    case EvictionKind::kAdaptive:
+      return std::make_unique<AdaptiveModel>(dynamic_cast<const AdaptivePolicy&>(policy));
   }
   return nullptr;
 }
@@ -96,6 +150,7 @@ class Run {
     }
     compare();
   }
+  [[nodiscard]] std::uint32_t refused() const { return refused_; }
 
  private:
   static constexpr std::uint32_t kFree = ~std::uint32_t{0};
@@ -112,6 +167,8 @@ class Run {
     if (pick(20) == 0) {
       free(row, Freed::kDropped);
     } else if (pick(3) != 0) {
+      policy_->claim_begins();
+      model_->claim_begins();
       policy_->taken(row);
       model_->take(names_[row]);
     } else {
@@ -128,10 +185,19 @@ class Run {
   void seal() {
     const std::uint32_t name = std::min(pick(kNames), pick(kNames));
     if (std::find(names_.begin(), names_.end(), name) != names_.end()) return;
+    const bool may_refuse = pick(4) != 0;
+    policy_->save_begins(may_refuse);
+    model_->save_begins(may_refuse);
     auto* place = std::find(names_.begin(), names_.end(), kFree);
     if (place == names_.end()) {
       const std::uint32_t victim = policy_->victim();
       if (victim == EvictionPolicy::kNone) return;
+      if (may_refuse) {
+        const bool is_refused = policy_->refuses(hash_of(name));
+        REQUIRE(is_refused == model_->refuses(hash_of(name)));
+        refused_ += is_refused ? 1 : 0;
+        if (is_refused) return;
+      }
       free(victim, Freed::kEvicted);
       place = std::find(names_.begin(), names_.end(), kFree);
     }
@@ -161,6 +227,7 @@ class Run {
   std::unique_ptr<EvictionPolicy> policy_;
   std::unique_ptr<EvictionModel> model_;
   std::array<std::uint32_t, kRows> names_{};
+  std::uint32_t refused_ = 0;
 };
 
 }  // namespace
@@ -169,8 +236,15 @@ TEST_SUITE("EvictionPolicy, beside its model") {
   TEST_CASE("every policy chooses the victim that its description requires") {
     for (const EvictionKind kind : kEvictionKinds) {
       CAPTURE(to_string(kind));
-      Run run(kind, testing::seed());
-      for (int i = 0; i < 20000; ++i) run.step();
+      // Whether random names make the policy adaptive refuse depends on them.
+      std::uint32_t refused = 0;
+      for (std::uint64_t more = 0; more < 20; ++more) {
+        Run run(kind, testing::seed() + more);
+        for (int i = 0; i < 20000; ++i) run.step();
+        refused += run.refused();
+        if (kind != EvictionKind::kAdaptive || refused != 0) break;
+      }
+      CHECK((refused != 0) == (kind == EvictionKind::kAdaptive));
     }
   }
 }

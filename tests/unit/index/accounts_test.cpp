@@ -92,6 +92,24 @@ TEST_SUITE("Accounts") {
     CHECK(next->seconds == doctest::Approx(2));
   }
 
+  TEST_CASE("a request that another router's may have overtaken teaches no rate") {
+    Accounts accounts = small();
+    REQUIRE(accounts.add(request(1, 0, 2)));
+    REQUIRE(accounts.add(request(9, 0, 2, 0.01, 1)));
+
+    // The other one was placed at the same instant: the engine may have computed it first.
+    CHECK_FALSE(accounts.first_token(0, 1, 4)->in_order);
+
+    REQUIRE(accounts.add(request(2, 1, 2)));
+    REQUIRE(accounts.add(request(8, 1, 2, 1, 1)));
+    CHECK(accounts.first_token(0, 2, 2)->in_order);
+
+    // Requests of this router reach the engine in the order in which they were placed.
+    REQUIRE(accounts.add(request(3, 2, 2)));
+    REQUIRE(accounts.add(request(4, 2, 2, 0.01)));
+    CHECK(accounts.first_token(0, 3, 2)->in_order);
+  }
+
   TEST_CASE("a full account refuses, and a repeated request is an error") {
     Accounts accounts({.max_engines = 1, .max_requests = 2, .max_routers = 1});
     REQUIRE(accounts.add(request(1, 0, 1)));

@@ -261,6 +261,31 @@ TEST_SUITE("BlockIndex") {
     CHECK(kept > 100);
   }
 
+  TEST_CASE("the blocks of one holder can be listed in slices") {
+    const auto index = make_index();
+    const HolderId engine = *index->add_engine();
+    const HolderId other = *index->add_engine();
+    std::vector<Key> mine = chain_of(1, 300);
+    index->store(engine, mine);
+    index->store(other, part(mine, 100, 200));
+    index->store(other, chain_of(2, 50));
+    index->erase(engine, part(mine, 0, 10));
+
+    std::vector<Key> listed;
+    std::size_t calls = 0;
+    for (std::size_t cell = 1; cell != 0; ++calls) cell = index->list(engine, cell, 64, listed);
+
+    CHECK(calls > 4);
+    mine.erase(mine.begin(), mine.begin() + 10);
+    std::sort(listed.begin(), listed.end());
+    std::sort(mine.begin(), mine.end());
+    CHECK(listed == mine);
+    index->clear(engine);
+    listed.clear();
+    index->list(engine, 1, 1'000'000, listed);
+    CHECK(listed.empty());
+  }
+
   TEST_CASE("a fragmented index joins its runs") {
     const auto index = make_index({.max_blocks = 65536, .max_holders = 4});
     const HolderId engine = *index->add_engine();

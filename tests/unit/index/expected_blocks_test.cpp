@@ -41,7 +41,20 @@ TEST_SUITE("ExpectedBlocks") {
 
     CHECK(match(expected, chain(0, 40), at(1))[1] == 21);
     CHECK(match(expected, chain(0, 20), at(1))[1] == 16);
-    CHECK(match(expected, chain(0, 5), at(1))[1] == 0);
+    CHECK(match(expected, chain(0, 5), at(1))[1] == 5);
+  }
+
+  TEST_CASE("a beginning that is shorter than a stride is found") {
+    auto expected = *ExpectedBlocks::create({.stride = 8});
+
+    expected.placed(1, chain(0, 100), at(1));
+
+    for (std::size_t length = 1; length <= 16; ++length) {
+      CHECK(match(expected, chain(0, length), at(1))[1] == length);
+    }
+    CHECK(match(expected, chain(0, 31), at(1))[1] == 24);
+    CHECK(match(expected, chain(0, 99), at(1))[1] == 96);
+    CHECK(match(expected, chain(0, 200), at(1))[1] == 100);
   }
 
   TEST_CASE("the two engines that were chosen last are remembered") {

@@ -88,6 +88,79 @@ TEST_SUITE("parse_kv_event_sources") {
   }
 }
 
+TEST_SUITE("parse_server_info") {
+  // As SGLang 0.5.23 describes its publisher, among other members.
+  const std::string kSglang0523 =
+      R"({"model_path":"m","internal_states":[{"a":[[[[[[[[[1]]]]]]]]]}],"kv_events":{)"
+      R"("publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv",)"
+      R"("block_size":64,"dp_size":2,"load_endpoint_port_base":5559,"load_topic":"load",)"
+      R"("replay_endpoint_port_base":5657},"version":"0.5.23"})";
+
+  TEST_CASE("SGLang's ranks have consecutive ports, and the engine's host for the wildcard") {
+    const auto sources = parse_server_info(kSglang0523, "10.0.0.7");
+    REQUIRE(sources);
+    CHECK(*sources == std::vector<EventAddress>{{.rank = 0,
+                                                 .endpoint = "tcp://10.0.0.7:5557",
+                                                 .replay_endpoint = "tcp://10.0.0.7:5657",
+                                                 .topic = "kv",
+                                                 .block_size = 64,
+                                                 .dialect = Dialect::kSglang,
+                                                 .wants_body_session = true},
+                                                {.rank = 1,
+                                                 .endpoint = "tcp://10.0.0.7:5558",
+                                                 .replay_endpoint = "tcp://10.0.0.7:5658",
+                                                 .topic = "kv",
+                                                 .block_size = 64,
+                                                 .dialect = Dialect::kSglang,
+                                                 .wants_body_session = true}});
+    const auto at = [](const std::string& host, const char* engine) {
+      const auto read = parse_server_info(R"({"kv_events":{"publisher":"zmq","endpoint_host":")" +
+                                              host + R"(","endpoint_port_base":7,"dp_size":1}})",
+                                          engine);
+      return read ? read->at(0).endpoint : to_string(read.error().code).data();
+    };
+    CHECK(at("::", "fd00::7") == "tcp://[fd00::7]:7");
+    CHECK(at("10.0.0.7", "10.0.0.7") == "tcp://10.0.0.7:7");
+    CHECK(at("10.0.0.8", "10.0.0.7") == "refused");
+  }
+
+  TEST_CASE("an engine whose sessions are opened by their id is not sent one") {
+    std::string text = kSglang0523;
+    text.insert(1, R"("enable_session_radix_cache":true,)");
+    CHECK_FALSE(parse_server_info(text, "a")->at(0).wants_body_session);
+    text.replace(text.find("true"), 4, "false");
+    CHECK(parse_server_info(text, "a")->at(0).wants_body_session);
+  }
+
+  TEST_CASE("other engines, and SGLang without events, have no streams") {
+    for (const char* text : {"{}", R"({"kv_events":null})", R"({"other":{"kv_events":{}}})",
+                             R"({"kv_events":{"publisher":"null"}})"}) {
+      const auto sources = parse_server_info(text, "a");
+      REQUIRE(sources);
+      CHECK(sources->empty());
+    }
+  }
+
+  TEST_CASE("invalid text is rejected") {
+    for (
+        const char* text :
+        {"", "[]", "7", R"({"kv_events":{"publisher":"zmq"}})",
+         R"({"kv_events":{"publisher":"zmq","endpoint_port_base":-1,"dp_size":1}})",
+         R"({"kv_events":{"publisher":"zmq","endpoint_port_base":65536,"dp_size":1}})",
+         R"({"kv_events":{"publisher":"zmq","endpoint_port_base":65535,"dp_size":2}})",
+         R"({"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":1025}})",
+         R"({"kv_events":{"publisher":"zmq","endpoint_host":"a b","endpoint_port_base":1,"dp_size":1}})"}) {
+      CAPTURE(text);
+      const auto sources = parse_server_info(text, "a");
+      REQUIRE_FALSE(sources);
+      CHECK(sources.error().code == Errc::kCorrupt);
+    }
+    CHECK_FALSE(parse_server_info(std::string(kMaxServerInfoText + 1, ' '), "a"));
+    CHECK_FALSE(parse_server_info(std::string(100'000, '['), "a"));
+    CHECK(parse_server_info("{}", "").error().code == Errc::kInvalidArgument);
+  }
+}
+
 TEST_SUITE("check_event_endpoint") {
   TEST_CASE("tcp with host and port, and ipc with a path") {
     CHECK(check_event_endpoint("tcp://10.0.0.7:5557"));

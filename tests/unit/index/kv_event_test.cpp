@@ -31,6 +31,19 @@ constexpr std::string_view kVllm032 =
     "65797393c0c0c0a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66756c6c5f61747465"
     "6e74696f6eaa73657373696f6e5f6964a87066313a3030303200";
 
+// As TensorRT-LLM's streaming publisher encodes its events: tagged maps in a positional batch,
+// hashes as signed numbers, and texts in place of tokens where an image begins.
+constexpr std::string_view kTensorRtLlm =
+    "93cb41daac4ee02000009388a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392d3e43222"
+    "8522a304abcf756b1d258c63ccc0b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647398010203"
+    "0405060708aa626c6f636b5f73697a6504a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65"
+    "c089a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391f9b1706172656e745f626c6f636b"
+    "5f68617368cf756b1d258c63ccc0a9746f6b656e5f69647394a86533623063343432cd7d01cd7d0209aa626c6f636b"
+    "5f73697a6504a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0a76d6d5f6b6579739191"
+    "83a474797065a66d6d5f6b6579a468617368a86533623063343432ac73746172745f6f66667365740083a474797065"
+    "ac426c6f636b52656d6f766564ac626c6f636b5f68617368657392cf756b1d258c63ccc0f9a66d656469756da34750"
+    "5500";
+
 Bytes from_hex(std::string_view hex) {
   const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
   Bytes bytes;
@@ -99,6 +112,69 @@ Json stored_array() {
 }
 
 }  // namespace
+
+TEST_SUITE("KvEventDecoder, beginnings of chains") {
+  TEST_CASE("TensorRT-LLM's events have signed hashes, and texts among the tokens of images") {
+    for (const bool keeps : {false, true}) {
+      CAPTURE(keeps);
+      const auto batch =
+          decode(from_hex(kTensorRtLlm), {.keep_tokens = keeps, .head_tokens = keeps ? 0U : 8U});
+      REQUIRE(batch);
+      CHECK(batch->rank == 0);
+      // Where all tokens are kept, an event with another kind of token is skipped.
+      REQUIRE(batch->events.size() == (keeps ? 2 : 3));
+      const KvEvent& stored = batch->events.front();
+      CHECK(stored.kind == EventKind::kStored);
+      CHECK(stored.medium == Medium::kGpu);
+      CHECK(stored.block_size == 4);
+      CHECK(!stored.parent);
+      CHECK(hashes_of(stored) == Hashes{16443243144690205867U, 8460888372051954880U});
+      CHECK(tokens_of(stored) == Tokens{1, 2, 3, 4, 5, 6, 7, 8});
+      CHECK(batch->events.back().kind == EventKind::kRemoved);
+      CHECK(hashes_of(batch->events.back()) ==
+            Hashes{8460888372051954880U, static_cast<std::uint64_t>(-7)});
+      if (keeps) continue;
+      const KvEvent& image = batch->events[1];
+      CHECK(image.parent == 8460888372051954880U);
+      CHECK(hashes_of(image) == Hashes{static_cast<std::uint64_t>(-7)});
+      CHECK(image.tokens.empty());
+    }
+  }
+
+  constexpr KvEventDecoder::Options kHead{.head_tokens = 4};
+
+  TEST_CASE("the first tokens of a chain's beginning are kept, and those of other events are not") {
+    const Json root = stored({{"parent_block_hash", nullptr}, {"token_ids", {1, 2, 3, 4, 5, 6}}});
+    const KvBatch batch = decode_events({stored(), root, root}, kHead);
+    REQUIRE(batch.events.size() == 3);
+    CHECK(batch.events[0].tokens.empty());
+    CHECK(tokens_of(batch.events[1]) == Tokens{1, 2, 3, 4});
+    CHECK(tokens_of(batch.events[2]) == Tokens{1, 2, 3, 4});
+    CHECK(batch.events[2].token_count == 6);
+    CHECK(decode_events({root}).events[0].tokens.empty());
+  }
+
+  TEST_CASE("the only extra key of the first block is kept, if it is a text") {
+    const auto first = [](const Json& extras) {
+      const KvBatch batch = decode_events({stored({{"extra_keys", extras}})}, kHead);
+      REQUIRE(batch.events.size() == 1);
+      return std::pair(batch.events[0].first_extras, std::string(batch.events[0].first_extra));
+    };
+    CHECK(first({Json::array({"tenant-a"}), nullptr}) == std::pair(1U, std::string("tenant-a")));
+    CHECK(first({nullptr, Json::array({"tenant-a"})}) == std::pair(0U, std::string()));
+    CHECK(first({Json::array({"a", "b"}), nullptr}) == std::pair(2U, std::string()));
+    CHECK(first({Json::array({Json::array({"image", 3}), nullptr}), nullptr}) ==
+          std::pair(2U, std::string()));
+    CHECK(first({Json::array({std::string(5000, 'x')}), nullptr}) == std::pair(1U, std::string()));
+  }
+
+  TEST_CASE("an invalid token ends the tokens that are kept, and the event is used") {
+    const KvBatch batch = decode_events(
+        {stored({{"parent_block_hash", nullptr}, {"token_ids", {1, "x", 3}}})}, kHead);
+    REQUIRE(batch.events.size() == 1);
+    CHECK(tokens_of(batch.events[0]) == Tokens{1});
+  }
+}
 
 TEST_SUITE("KvEventDecoder, payloads of engines") {
   TEST_CASE("a batch of vLLM 0.32 with a session and a full report") {

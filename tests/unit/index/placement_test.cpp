@@ -1,5 +1,6 @@
 #include "index/placement/placement.h"
 
+#include <array>
 #include <limits>
 #include <set>
 
@@ -194,8 +195,29 @@ TEST_SUITE("Placement") {
     Fleet fleet(1);
     fleet.placement->set_load(0, {.waiting = 3}, at(0));
 
-    CHECK(fleet.choose(1000, {}, 1).best().queue > 0.2);
+    const double at_once = fleet.choose(1000, {}, 0).best().queue;
+    CHECK(at_once > 0.2);
+    CHECK(fleet.choose(1000, {}, 0.1).best().queue == doctest::Approx(at_once - 0.1));
     CHECK(fleet.choose(1000, {}, 10).best().queue == 0);
+  }
+
+  TEST_CASE("requests of ours that have left the queue since its report do not count as others'") {
+    Fleet fleet(1);
+    for (std::uint64_t i = 1; i <= 3; ++i) {
+      REQUIRE(fleet.placement->placed(i, {.engine = 0, .uncached_tokens = 4000}, 4000, at(0)));
+    }
+    fleet.placement->set_load(0, {.waiting = 3}, at(0));
+    for (std::uint64_t i = 1; i <= 3; ++i) REQUIRE(fleet.placement->done(i, at(0.1)));
+
+    CHECK(fleet.choose(1000, {}, 0.1).best().queue == 0);
+  }
+
+  TEST_CASE("a report of full KV memory counts only while it is fresh") {
+    Fleet fleet(1);
+    fleet.placement->set_load(0, {.kv_use = 0.95}, at(0));
+
+    CHECK(fleet.choose(1000, {}, 9).best().room > 0);
+    CHECK(fleet.choose(1000, {}, 11).best().room == 0);
   }
 
   TEST_CASE("the rate of an engine is learned from its first tokens") {
@@ -212,6 +234,68 @@ TEST_SUITE("Placement") {
 
     CHECK(fleet.placement->rate(0).tokens_per_second() == doctest::Approx(25000).epsilon(0.02));
     CHECK(fleet.placement->error(0).time_error() < 0.1);
+  }
+
+  TEST_CASE("an engine that was slow long ago is tried again beside busy ones") {
+    Fleet fleet(2);
+    std::uint64_t id = 0;
+    const auto serve = [&](EngineId engine, double seconds, double now) {
+      const Terms terms{.engine = engine, .uncached_tokens = 2000};
+      REQUIRE(fleet.placement->placed(++id, terms, 2000, at(now)));
+      CHECK(fleet.placement->first_token(id, at(now + seconds)));
+      CHECK(fleet.placement->done(id, at(now + seconds)));
+    };
+    const auto price_of = [&](EngineId engine, double now) {
+      return fleet.choose(2000, {}, now).terms[engine].prefill;
+    };
+    for (int i = 0; i < 20; ++i) serve(1, 2.0, 3.0 * i);
+    for (int i = 0; i < 60; ++i) serve(0, 0.5, 62.0 + 2.0 * i);
+
+    CHECK(price_of(1, 64) == doctest::Approx(2.0).epsilon(0.1));
+    CHECK(price_of(1, 181) < 0.6);
+    CHECK(price_of(0, 181) == doctest::Approx(0.5).epsilon(0.1));
+    // Without others to compare it with, its own rate is the best guess.
+    CHECK(price_of(1, 1000) == doctest::Approx(2.0).epsilon(0.1));
+  }
+
+  TEST_CASE("an engine with a prefill in its queue keeps its own rate however long that takes") {
+    Fleet fleet(2);
+    std::uint64_t id = 0;
+    const auto place = [&](EngineId engine, double now) {
+      const Terms terms{.engine = engine, .uncached_tokens = 2000};
+      REQUIRE(fleet.placement->placed(++id, terms, 2000, at(now)));
+      return id;
+    };
+    const auto serve = [&](EngineId engine, double seconds, double now) {
+      const std::uint64_t placed = place(engine, now);
+      CHECK(fleet.placement->first_token(placed, at(now + seconds)));
+      CHECK(fleet.placement->done(placed, at(now + seconds)));
+    };
+    for (int i = 0; i < 20; ++i) serve(1, 2.0, 3.0 * i);
+    const std::uint64_t waiting = place(1, 62);
+    for (int i = 0; i < 60; ++i) serve(0, 0.5, 62.0 + 2.0 * i);
+
+    const auto price = [&] { return fleet.choose(2000, {}, 181).terms[1].prefill; };
+    CHECK(price() == doctest::Approx(2.0).epsilon(0.1));
+    CHECK(fleet.placement->done(waiting, at(181)));
+    CHECK(price() < 0.6);
+  }
+
+  TEST_CASE("tokens that an engine evicts before it begins with a request are its work") {
+    Fleet fleet(1);
+    const Terms terms{.engine = 0, .uncached_tokens = 100};
+    REQUIRE(fleet.placement->placed(1, terms, 10'000, at(0)));
+    CHECK(fleet.placement->queue_seconds(0, at(0)) == doctest::Approx(0.01));
+    fleet.placement->lost(1, 4'900);
+    CHECK(fleet.placement->queue_seconds(0, at(0)) == doctest::Approx(0.5));
+    CHECK(fleet.placement->sums(0).prefill_tokens == 5'000);
+    fleet.placement->lost(1, 1'000'000);
+    CHECK(fleet.placement->queue_seconds(0, at(0)) == doctest::Approx(1.0));
+    CHECK(fleet.placement->first_token(1, at(1)));
+    fleet.placement->lost(1, 100);
+    fleet.placement->lost(2, 100);
+    CHECK(fleet.placement->queue_seconds(0, at(1)) == 0);
+    CHECK(fleet.placement->rate(0).tokens_per_second() == doctest::Approx(10'000).epsilon(0.1));
   }
 
   TEST_CASE("reported cached tokens give the error of the prediction") {
@@ -410,6 +494,28 @@ TEST_SUITE("Placement of pairs") {
 
     CHECK(decision.skips_prefill);
     CHECK(decision.decode.engine == 3);
+  }
+
+  TEST_CASE("after a prefill the decode engine is the one with the faster link, or a near-equal") {
+    Pairs fleet;
+    const auto choose = [&](EngineId from) {
+      return fleet.placement->choose_decode(from,
+                                            {.prompt_tokens = 1000,
+                                             .block_tokens = kBlockTokens,
+                                             .candidates = std::span(fleet.candidates).last(2)},
+                                            at(0));
+    };
+    std::array<int, 4> chosen{};
+    for (int i = 0; i < 100; ++i) ++chosen.at(choose(0)->decode.engine);
+    CHECK(chosen[2] > 20);
+    CHECK(chosen[3] > 20);
+
+    fleet.placement->set_link(0, 3, {.latency_seconds = 0, .bytes_per_second = 100e9});
+    for (int i = 0; i < 20; ++i) CHECK(choose(0)->decode.engine == 3);
+    CHECK(choose(0)->transfer < 0.1);
+
+    fleet.placement->remove_node(0);
+    CHECK(choose(0).error().code == Errc::kInvalidArgument);
   }
 }
 

@@ -586,6 +586,61 @@ TEST_SUITE("Source, selection of events") {
     CHECK(rig.source.stats().other_groups == 3);
     CHECK(rig.source.stats().other_media == 1);
   }
+
+  TEST_CASE("a stream whose history is incomplete continues from another router's place") {
+    Rig known;
+    known.sync(3);
+    for (std::uint64_t i = 3; i < 8; ++i) known.live(i);
+    REQUIRE(known.source.position());
+    const Source::Position place = *known.source.position();
+    CHECK(place.sequence == 7);
+    CHECK(place.is_exact);
+
+    Rig rig;
+    rig.source.connected(rig.now);
+    rig.actions();
+    CHECK_FALSE(rig.source.resume(place, rig.now));
+    for (std::uint64_t i = 6; i < 9; ++i) rig.replay(i);
+    rig.end_replay();
+    rig.actions();
+    CHECK(rig.source.trust() == Trust::kPartial);
+    CHECK(rig.source.resume(place, rig.now));
+    CHECK(rig.actions() == std::vector<std::string>{"forget", "replay from 7"});
+    CHECK(rig.source.trust() == Trust::kExact);
+    CHECK(rig.source.reason() == "continued from another router's snapshot at batch 7");
+    rig.live(9);
+    for (std::uint64_t i = 7; i < 9; ++i) rig.replay(i);
+    rig.end_replay();
+    CHECK(rig.actions() == std::vector<std::string>{"apply 8", "apply 9"});
+    // Only once: nothing is missing now.
+    CHECK_FALSE(rig.source.resume(place, rig.now));
+  }
+
+  TEST_CASE("a place of another process, or one that the engine no longer has, is not kept") {
+    Rig known;
+    known.sync(8);
+    Source::Position place = *known.source.position();
+    Rig rig;
+    rig.source.connected(rig.now);
+    rig.actions();
+    for (std::uint64_t i = 6; i < 9; ++i) rig.replay(i);
+    rig.end_replay();
+    rig.actions();
+
+    place.timestamp += 1;
+    CHECK_FALSE(rig.source.resume(place, rig.now));
+    place.timestamp -= 1;
+    place.bytes += 1;
+    CHECK_FALSE(rig.source.resume(place, rig.now));
+
+    place.sequence = 2;  // Not known here: the replay tells.
+    CHECK(rig.source.resume(place, rig.now));
+    rig.actions();
+    rig.end_replay();
+    CHECK(rig.actions() == std::vector<std::string>{"forget", "replay from 0"});
+    CHECK_FALSE(rig.source.gives_credit());
+    CHECK_FALSE(rig.source.position());
+  }
 }
 
 }  // namespace pegaflow::index

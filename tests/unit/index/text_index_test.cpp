@@ -229,6 +229,45 @@ TEST_SUITE("TextIndex") {
     CHECK(known.keys.empty());
   }
 
+  TEST_CASE("what one index has learned can be learned by another without the bytes of the texts") {
+    std::mt19937_64 random(11);
+    TextIndex one({.bytes = 1 << 20});
+    TextIndex other({.bytes = 1 << 20});
+    std::vector<Prompt> last;
+    const std::string system = words(random, 1500);
+    for (int conversation = 0; conversation < 5; ++conversation) {
+      std::string history = system + words(random, 700);
+      for (int turn = 0; turn < 4; ++turn) {
+        const Prompt prompt = prompt_of(history);
+        one.learn(prompt.text, prompt.keys, prompt.hashes);
+        if (turn == 3) last.push_back(prompt);
+        history += words(random, 100 + random() % 900);
+      }
+    }
+
+    TextIndex::Learned learned;
+    std::size_t copied = 0;
+    for (const std::uint32_t end : one.ends()) {
+      if (!one.copy(end, learned)) continue;
+      ++copied;
+      other.learn(learned.text, learned.keys, learned.hashes);
+    }
+
+    CHECK(copied == 5);
+    TextIndex::Known known;
+    for (Prompt& prompt : last) {
+      engine(prompt);  // A text views the bytes, which were copied.
+      other.look_up(prompt.text, known);
+      CHECK(known.keys == prompt.keys);
+      CHECK(known.hashes == prompt.hashes);
+      CHECK(known.text_bytes == prompt.bytes.size());
+      const Prompt next = prompt_of(prompt.bytes + words(random, 300));
+      other.look_up(next.text, known);
+      CHECK(known.keys == prompt.keys);
+    }
+    CHECK_FALSE(one.copy(1'000'000, learned));
+  }
+
   TEST_CASE("random trees of conversations: what is known is right to within a chunk") {
     const std::uint64_t seed = testing::seed();
     CAPTURE(seed);

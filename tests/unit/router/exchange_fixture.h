@@ -64,6 +64,7 @@ class MemoryClient final : public Client {
   void watch(std::function<void()>) override {}
   void unwatch() override {}
   [[nodiscard]] bool is_gone() const noexcept override { return false; }
+  [[nodiscard]] std::string address() const override { return "127.0.0.1"; }
   void end_with_this_response() noexcept override { is_ended = true; }
   void release_body() noexcept override { is_body_released = true; }
 

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/session_name.h"
 #include "router/body/kv_hints.h"
 
 namespace pegaflow::router {
@@ -36,13 +37,25 @@ std::string answer(char server, unsigned flags, const std::vector<std::uint64_t>
   return body;
 }
 
+/// The same with the chain of one prompt behind it.
+std::string with_chain(std::string body, std::uint64_t session,
+                       const std::vector<std::uint64_t>& hashes, std::uint32_t block_tokens = 16) {
+  body[60] = 1;
+  append(body, std::uint64_t{77});
+  append(body, session);
+  append(body, block_tokens);
+  append(body, static_cast<std::uint32_t>(hashes.size()));
+  for (const std::uint64_t hash : hashes) append(body, hash);
+  return body;
+}
+
 constexpr unsigned kLost = 1;
 constexpr unsigned kMore = 2;
 constexpr unsigned kList = 4;
 
 class Rig {
  public:
-  Rig() : lessons(texts), fleet(*blocks, *placement, expected, lessons, {}) {
+  Rig() : lessons(texts), fleet(*blocks, *placement, expected, lessons, tokens, streams()) {
     engines.push_back(std::make_shared<Engine>(EngineUrl::parse("http://a:8000").value(),
                                                Role::kDecode, Breaker::Options()));
     fleet.set_engines(engines, TimePoint{});
@@ -53,6 +66,12 @@ class Rig {
     pools.set_links("http://a:50061", page);
     page.node = std::string(32, '2');
     pools.set_links("http://b:50061", page);
+  }
+  static KvStreams streams() {
+    return {
+        .add = [](index::StreamId, const index::EventSocket::Stream&) { return Result<void>(); },
+        .remove = [](index::StreamId) {},
+        .replay = [](index::StreamId, std::uint64_t, std::uint64_t) { return Result<void>(); }};
   }
   void answered(const std::string& body, const std::string& server = "http://a:50061") {
     pools.answered(server, "n", PoolPage::read(body).value());
@@ -74,8 +93,9 @@ class Rig {
   index::ExpectedBlocks expected = index::ExpectedBlocks::create({}).value();
   index::TextIndex texts{{.bytes = 1 << 20}};
   KvLessons lessons;
+  KvTokens tokens = KvTokens::create({}).value();
   KvFleet fleet;
-  KvPools pools{*blocks, *placement, fleet};
+  KvPools pools{*blocks, *placement, fleet, lessons};
   std::vector<std::shared_ptr<Engine>> engines;
 };
 
@@ -172,6 +192,90 @@ TEST_SUITE("kv_pools") {
     }
     CHECK(rig.blocks->stats().blocks == 0);
     CHECK(rig.target().empty());
+  }
+
+  TEST_CASE("where a journal has the chains of prompts, texts are learned from them") {
+    Rig rig;
+    CHECK(!rig.pools.offers_chains(rig.engines[0]->id));
+    LinksPage page{.node = std::string(32, '1'), .has_chains = true};
+    page.engines.push_back({.instance = "i", .space = "n", .block_tokens = 16});
+    rig.pools.set_links("http://a:50061", page);
+    CHECK(rig.pools.offers_chains(rig.engines[0]->id));
+    rig.answered(answer('s', kList, {1, 2, 3}, 70));
+    CHECK(rig.target() == "/journal?namespace=n&generation=1&position=70&keys=8&chains=1");
+
+    const std::string prompt(600, 'a');
+    index::Text text;
+    index::hash_text(1, prompt, text);
+    rig.lessons.begin("pf1:1", text, {}, KvLessons::By::kChain);
+    rig.lessons.begin("pf1:2", text, {}, KvLessons::By::kEvents);
+    const auto told = [&](std::string_view session, std::uint32_t block_tokens = 16) {
+      const std::string body =
+          with_chain(answer('s', 0, {4}, 71), session_name(session), {1, 2, 3, 9}, block_tokens);
+      rig.pools.answered("http://a:50061", "n", PoolPage::read(body, true).value());
+      index::TextIndex::Known known;
+      rig.texts.look_up(text, known);
+      return known.keys;
+    };
+    CHECK(told("pf1:2").empty());  // Its engine's events tell it.
+    CHECK(told("pf1:3").empty());  // Another router's.
+    CHECK(told("pf1:1", 32).empty());
+    const std::vector<index::Key> known = told("pf1:1");
+    REQUIRE(known.size() == 4);
+    CHECK(known[3] == index::key_of(0, 9));
+    CHECK(rig.target() ==
+          "/journal?namespace=n&generation=1&position=71&keys=8&chains=1&chain_position=77");
+    // Another process of the server counts anew.
+    rig.answered(answer('t', 0, {}, 71));
+    rig.answered(answer('t', kList, {}, 5));
+    CHECK(rig.target() == "/journal?namespace=n&generation=1&position=5&keys=8&chains=1");
+  }
+
+  TEST_CASE("the pool of an engine of SGLang is read with the names that its events have") {
+    Rig rig;
+    rig.answered(answer('s', kList, {1, 2, 3}, 70));
+    index::EventAddress address;
+    address.endpoint = "tcp://a:5557";
+    address.dialect = index::Dialect::kSglang;
+    rig.fleet.set_addresses(rig.engines[0]->id, {address}, "", TimePoint{});
+    rig.pools.attach_engines();
+    CHECK(rig.target() == "/blocks?namespace=n&cursor=0&keys=first8");
+    CHECK(rig.held() == 0);
+    rig.answered(answer('s', kList, {4}, 90));
+    rig.pools.attach_engines();
+    CHECK(rig.target() == "/journal?namespace=n&generation=1&position=90&keys=first8");
+    CHECK(rig.held() == 1);
+  }
+
+  TEST_CASE("an engine without events does not change the names of blocks in a pool") {
+    Rig rig;
+    rig.engines.push_back(std::make_shared<Engine>(EngineUrl::parse("http://a:8001").value(),
+                                                   Role::kDecode, Breaker::Options()));
+    rig.fleet.set_engines(rig.engines, TimePoint{});
+    index::EventAddress address;
+    address.endpoint = "tcp://a:5557";
+    address.dialect = index::Dialect::kSglang;
+    rig.fleet.set_addresses(rig.engines[0]->id, {address}, "", TimePoint{});
+    rig.pools.attach_engines();
+    rig.answered(answer('s', kList, {4}, 90));
+    for (int i = 0; i < 3; ++i) rig.pools.attach_engines();
+    CHECK(rig.target() == "/journal?namespace=n&generation=1&position=90&keys=first8");
+    CHECK(rig.is_trusted());
+    CHECK(rig.held() == 1);
+  }
+
+  TEST_CASE("chains that do not fit their answer are rejected") {
+    const std::string good = with_chain(answer('s', 0, {1}, 70), 5, {1, 2});
+    CHECK(PoolPage::read(good, true).value().chains.size() == 1);
+    CHECK(!PoolPage::read(good));
+    for (std::size_t size = 0; size < good.size(); ++size) {
+      CHECK(!PoolPage::read(std::string_view(good).substr(0, size), true));
+    }
+    CHECK(!PoolPage::read(good + "x", true));
+    std::string many = good;
+    many[60] = '\xFF';
+    many[63] = '\xFF';
+    CHECK(!PoolPage::read(many, true));
   }
 
   TEST_CASE("an answer of another form is rejected") {

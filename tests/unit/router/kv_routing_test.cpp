@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "base/session_name.h"
+#include "router/kv/kv_policy.h"
 #include "router/page/kv_page.h"
 
 namespace pegaflow::router {
@@ -66,8 +68,9 @@ class Rig {
   }
 
   /// The engine publishes events, from now on and without replays.
-  void connect(std::size_t engine) {
+  void connect(std::size_t engine, bool can_replay = false) {
     index::EventAddress address;
+    if (can_replay) address.replay_endpoint = "tcp://replay:5558";
     address.endpoint = "tcp://" + engines[engine]->url.host + ":5557";
     routing->fleet().set_addresses(engines[engine]->id, {address}, "", now);
     routing->fleet().arrive(arrival_of(stream_of(engine), index::Arrival::Kind::kConnected), now);
@@ -169,6 +172,143 @@ TEST_SUITE("kv_routing") {
     }
   }
 
+  TEST_CASE("another router's blocks are entered slice by slice, without those removed since") {
+    Rig rig;
+    rig.connect(0, true);
+    REQUIRE(rig.replays.size() == 1);
+    const index::StreamId stream = rig.stream_of(0);
+    rig.sequences[0] = 50;
+    rig.store(0, hashes(1, 1));
+    index::Arrival failed = arrival_of(stream, index::Arrival::Kind::kReplayFailed);
+    failed.ticket = rig.replays.back().first;
+    rig.routing->fleet().arrive(std::move(failed), rig.now);
+    KvFleet::Rank& rank = *rig.routing->fleet().find_rank(rig.engines[0]->id, 0);
+    REQUIRE(rank.source.trust() == index::Trust::kPartial);
+    std::vector<index::Key> keys;
+    constexpr std::size_t kBlocks = 50'000;
+    for (const std::uint64_t hash : hashes(1'000, kBlocks)) keys.push_back(index::key_of(0, hash));
+
+    REQUIRE(rig.routing->fleet().adopt(rank, {.sequence = 50, .timestamp = 50, .is_exact = true},
+                                       keys, rig.now));
+    CHECK(rig.routing->blocks_of(rank) == 0);  // Nothing in the turn of the snapshot itself.
+    CHECK(rig.routing->work());
+    CHECK(rig.routing->blocks_of(rank) == index::Adoption::kSlice);
+    REQUIRE(rig.replays.size() == 2);
+    index::Arrival same = arrival_of(stream, index::Arrival::Kind::kReplayed, 50);
+    same.ticket = rig.replays.back().first;
+    same.batch.timestamp = 50;
+    rig.routing->fleet().arrive(std::move(same), rig.now);
+    index::Arrival end = arrival_of(stream, index::Arrival::Kind::kReplayEnd);
+    end.ticket = rig.replays.back().first;
+    rig.routing->fleet().arrive(std::move(end), rig.now);
+    REQUIRE(rank.source.trust() == index::Trust::kExact);
+    rig.publish(0, event_of(index::EventKind::kRemoved), {1'000, 1'001 + kBlocks / 2, 2});
+    while (rig.routing->work()) {
+    }
+
+    CHECK(rig.routing->blocks_of(rank) == kBlocks - 2);
+    CHECK(rig.routing->fleet().stats().adopted == kBlocks - 1);
+    rig.publish(0, event_of(index::EventKind::kCleared), {});
+    while (rig.routing->work()) {
+    }
+    CHECK(rig.routing->blocks_of(rank) == 0);
+  }
+
+  TEST_CASE("a cache that is emptied while another router's blocks are entered stays empty") {
+    Rig rig;
+    rig.connect(0, true);
+    KvFleet::Rank& rank = *rig.routing->fleet().find_rank(rig.engines[0]->id, 0);
+    rank.adoption.begin(hashes(1'000, 50'000));
+    CHECK(rig.routing->work());
+    rig.sequences[0] = 50;
+
+    rig.publish(0, event_of(index::EventKind::kCleared), {});
+    index::Arrival failed = arrival_of(rig.stream_of(0), index::Arrival::Kind::kReplayFailed);
+    failed.ticket = rig.replays.back().first;
+    rig.routing->fleet().arrive(std::move(failed), rig.now);
+    while (rig.routing->work()) {
+    }
+
+    CHECK(rig.routing->blocks_of(rank) == 0);
+  }
+
+  TEST_CASE("what an engine reports of its load reaches the cost") {
+    Rig rig;
+    rig.routing->set_load(rig.engines[0]->id, 0, {.waiting = 3, .kv_use = 0.5}, rig.now);
+    rig.routing->set_load(rig.engines[0]->id, 7, {.waiting = 9}, rig.now);  // There is no rank 7.
+    const auto queue = [&](std::size_t engine) {
+      return rig.routing->queue_seconds(*rig.routing->fleet().find_rank(rig.engines[engine]->id, 0),
+                                        rig.now);
+    };
+    CHECK(queue(0) > 0.1);
+    CHECK(queue(1) == 0);
+  }
+
+  TEST_CASE("a turn whose blocks follow unknown ones asks for a full report, and is learned") {
+    Rig rig;
+    rig.connect(0);
+    const std::string first = words(16'384, 'a');
+    rig.serve(0, first, hashes(1'000, 256));
+    // The answer before it, and the question, are not known as text.
+    const std::string second = first + words(1'024, 'b') + words(1'024, 'c');
+    const auto turn = rig.request(second);
+    CHECK(turn->known.keys.size() >= 248);
+    CHECK(turn->wants_full_report);
+    rig.serve(0, second, hashes(1'000, 288));
+    CHECK(rig.request(second + words(512, 'd'))->known.keys.size() >= 280);
+    // What is unknown of this one is less than a 16th.
+    CHECK(!rig.request(second + words(512, 'd'))->wants_full_report);
+  }
+
+  TEST_CASE("an engine without events is known by its server's chains and its node's pool") {
+    Rig rig;
+    KvPools& pools = rig.routing->pools();
+    LinksPage links{.node = std::string(32, '1'), .has_chains = true};
+    links.engines.push_back({.instance = "i", .space = "n", .block_tokens = 16});
+    pools.set_servers(
+        {EngineUrl::parse("http://a:50061").value(), EngineUrl::parse("http://b:50061").value()});
+    pools.set_links("http://a:50061", links);
+    links.node = std::string(32, '2');
+    pools.set_links("http://b:50061", links);
+    for (const char* server : {"http://a:50061", "http://b:50061"}) {
+      pools.answered(server, "n",
+                     {.server = "s", .generation = 1, .is_list = true, .block_tokens = 16});
+    }
+    const std::string text = words(16'384, 'a');
+    const auto first = rig.request(text);
+    rig.routing->accept({rig.engines[1]->id, 0}, "least-load", *first, Role::kDecode, rig.now);
+    rig.routing->sent(*first, *rig.engines[1], rig.now);
+    CHECK(first->has_lesson);  // So the engine gets the session id.
+    PoolPage page{.server = "s", .generation = 1, .position = 1, .block_tokens = 16};
+    page.chain_position = 1;
+    page.chains.push_back({.session = session_name(first->session), .block_tokens = 16});
+    for (const std::uint64_t hash : hashes(1'000, 256)) {
+      page.chains[0].hashes.push_back(hash);
+      page.changes.push_back({hash, false});
+    }
+    pools.answered("http://b:50061", "n", page);
+    rig.routing->finished(*first, rig.now);
+    // In the first seconds it is expected in the GPU, and later in the pool.
+    auto turn = rig.request(text + words(512, 'c'));
+    CHECK(turn->known.keys.size() >= 200);
+    CHECK(rig.choose(*turn) == 1);
+    CHECK(turn->choice->terms.gpu_blocks >= 200);
+    rig.now += seconds(60);
+    turn = rig.request(text + words(512, 'c'));
+    CHECK(rig.choose(*turn) == 1);
+    CHECK(turn->choice->terms.gpu_blocks == 0);
+    CHECK(turn->choice->predicted_cached >= 200 * 16);
+    rig.routing->sent(*turn, *rig.engines[1], rig.now);
+    rig.routing->reported(*turn, 4224, turn->placed->predicted_cached, rig.now);
+    CHECK(rig.routing->stats().close_reports == 1);
+    links.engines[0].reports_chains = true;
+    pools.set_links("http://b:50061", links);
+    const json health = json::parse(kv_health(*rig.routing, rig.now));
+    CHECK(health["sources"][0]["known_by"] == "pool");
+    CHECK(health["sources"][1]["known_by"] == "chains");
+    CHECK(health["pools"][1]["chains"] == 1);
+  }
+
   TEST_CASE("blocks that were removed or cleared give no credit") {
     Rig rig;
     rig.connect(0);
@@ -240,6 +380,109 @@ TEST_SUITE("kv_routing") {
     const json health = json::parse(kv_health(*rig.routing, rig.now));
     CAPTURE(health.dump(1));
     CHECK((!rig.choose(*last) || last->choice->predicted_cached == 0));
+  }
+
+  TEST_CASE("blocks that are evicted while a request waits are its work, and no contradiction") {
+    Rig rig;
+    rig.connect(0);
+    const KvFleet::Rank& rank = *rig.routing->fleet().find_rank(rig.engines[0]->id, 0);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    for (int i = 0; i < 100; ++i) {
+      CAPTURE(i);
+      const auto turn = rig.request(text + words(256, 'b') + std::to_string(i));
+      REQUIRE(rig.choose(*turn) == 0);
+      REQUIRE(turn->choice->predicted_cached == 256 * 16);
+      rig.routing->sent(*turn, *rig.engines[0], rig.now);
+      CHECK(rig.routing->waiting().blocks() == 256);
+      const double before = rig.routing->queue_seconds(rank, rig.now);
+      // The request before it needs room; then this one computes what is gone again.
+      std::vector<std::uint64_t> end = hashes(1'128, 128);
+      rig.publish(0, event_of(index::EventKind::kRemoved), {end.rbegin(), end.rend()});
+      CHECK(rig.routing->queue_seconds(rank, rig.now) > 2 * before);
+      rig.store(0, end, turn->session, 1'127);
+      rig.now += milliseconds(500);
+      rig.routing->first_token(*turn, rig.now);
+      KvRouting::release_text(*turn);
+      rig.routing->reported(*turn, 4'160, 128 * 16, rig.now);
+      rig.routing->finished(*turn, rig.now);
+      CHECK(rig.routing->waiting().blocks() == 0);
+      rig.now += seconds(20);
+      rig.routing->tick(rig.now);
+    }
+    CHECK(rank.source.trust() == index::Trust::kExact);
+    CHECK(rank.source.stats().resyncs == 0);
+    CHECK(rig.routing->stats().evicted_reports == 100);
+    CHECK(rig.routing->stats().close_reports == 0);
+  }
+
+  TEST_CASE("blocks that are evicted after the engine has used them contradict nothing") {
+    Rig rig;
+    rig.connect(0);
+    const KvFleet::Rank& rank = *rig.routing->fleet().find_rank(rig.engines[0]->id, 0);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    for (int i = 0; i < 100; ++i) {
+      const auto turn = rig.request(text + words(256, 'b') + std::to_string(i));
+      REQUIRE(rig.choose(*turn) == 0);
+      rig.routing->sent(*turn, *rig.engines[0], rig.now);
+      rig.now += milliseconds(500);
+      rig.routing->first_token(*turn, rig.now);
+      CHECK(rig.routing->waiting().blocks() == 0);
+      rig.publish(0, event_of(index::EventKind::kRemoved), hashes(1'128, 128));
+      rig.store(0, hashes(1'128, 128), turn->session, 1'127);
+      rig.routing->reported(*turn, 4'160, 256 * 16, rig.now);
+      rig.routing->finished(*turn, rig.now);
+      rig.now += seconds(20);
+    }
+    CHECK(rank.source.stats().resyncs == 0);
+    CHECK(rig.routing->stats().close_reports == 100);
+  }
+
+  TEST_CASE("a prompt in flight is expected at an engine that has not announced a block yet") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    index::KvEvent event = event_of(index::EventKind::kStored);
+    event.block_size = 32;  // The assumption is 16.
+    rig.publish(1, event, hashes(5'000, 3));
+    const std::string text = words(8'192, 'a');
+    const auto first = rig.request(text);
+    rig.routing->accept({rig.engines[0]->id, 0}, "least-load", *first, Role::kDecode, rig.now);
+    rig.routing->sent(*first, *rig.engines[0], rig.now);
+
+    const auto long_one = rig.request(words(262'144, 'z'));
+    rig.routing->accept({rig.engines[1]->id, 0}, "least-load", *long_one, Role::kDecode, rig.now);
+    rig.routing->sent(*long_one, *rig.engines[1], rig.now);
+
+    const auto second = rig.request(text + words(512, 'b'));
+    const std::vector<Candidate> both = rig.candidates();
+    for (const std::vector<Candidate>& some :
+         {std::vector{both[0]}, both, std::vector{both[1], both[0]}}) {
+      const auto where = rig.routing->choose(some, *second, Role::kDecode, rig.now);
+      REQUIRE(where);
+      CHECK(some[*where].id == both[0].id);
+      CHECK(second->choice->predicted_cached >= 1'900);
+    }
+  }
+
+  TEST_CASE("blocks that the router forgets while a request waits are not evicted") {
+    Rig rig;
+    rig.connect(0);
+    const std::string text = words(16'384, 'a');
+    rig.serve(0, text, hashes(1'000, 256));
+    const auto turn = rig.request(text + words(256, 'b'));
+    REQUIRE(rig.choose(*turn) == 0);
+    rig.routing->sent(*turn, *rig.engines[0], rig.now);
+    rig.sequences[0] += 5;  // Batches are lost, and the engine does not replay.
+    rig.store(0, hashes(1'000, 256), turn->session);
+    rig.now += seconds(5);
+    rig.routing->tick(rig.now);
+    CHECK(rig.routing->waiting().size() == 0);
+    rig.routing->reported(*turn, 4'160, 256 * 16, rig.now);
+    rig.routing->finished(*turn, rig.now);
+    CHECK(rig.routing->stats().evicted_reports == 0);
+    CHECK(rig.routing->stats().close_reports == 1);
   }
 
   TEST_CASE("ranks of one engine are candidates of their own, and the request names its rank") {
@@ -363,6 +606,66 @@ TEST_SUITE("kv_routing") {
     rig.routing->reported(*request, 8'192, 0, rig.now);  // 2 bytes each.
     rig.routing->finished(*request, rig.now);
     CHECK(rig.request(words(16'384, 'b'))->prompt_tokens == 8'192);
+  }
+
+  TEST_CASE("a request waits in the router while each engine has enough to compute") {
+    Rig rig;
+    rig.connect(0);
+    rig.connect(1);
+    ManualClock clock;
+    clock.advance(rig.now - clock.now());
+    const auto policy = [&](Role role, Duration queue_time) {
+      return KvAware(*rig.routing, role, clock, queue_time, "least-load",
+                     std::move(make_policy("least-load", 1).value()));
+    };
+    const KvAware decode = policy(Role::kDecode, milliseconds(500));
+    const auto waiting = rig.request(words(4096, 'w'));
+    const RequestView view{.affinity = 0, .kv = waiting.get()};
+    const auto place = [&](std::size_t engine) {
+      auto one = rig.request(words(64'000, static_cast<char>('a' + engine)));  // 2 s of 8,000/s.
+      rig.routing->accept({rig.engines[engine]->id, 0}, "least-load", *one, Role::kDecode, rig.now);
+      rig.routing->sent(*one, *rig.engines[engine], rig.now);
+      return one;
+    };
+    const auto first = place(0);
+    CHECK_FALSE(decode.should_wait(rig.candidates(), view));
+    const auto second = place(1);
+    CHECK(decode.should_wait(rig.candidates(), view));
+    const KvRouting::Outlook outlook = rig.routing->outlook(rig.candidates(), rig.now);
+    CHECK(outlook.least_queue == doctest::Approx(2).epsilon(0.1));
+    CHECK(outlook.tokens_per_second == doctest::Approx(16'000));
+
+    CHECK_FALSE(policy(Role::kDecode, Duration::zero()).should_wait(rig.candidates(), view));
+    CHECK_FALSE(policy(Role::kPrefill, milliseconds(500)).should_wait(rig.candidates(), view));
+    CHECK_FALSE(decode.should_wait(rig.candidates(), {}));
+    waiting->is_prefilled = true;
+    CHECK_FALSE(decode.should_wait(rig.candidates(), view));
+    waiting->is_prefilled = false;
+
+    // Placed twice by mistake it would count twice.
+    rig.routing->sent(*second, *rig.engines[1], rig.now);
+    CHECK(rig.routing->placement_stats().inflight == 2);
+    rig.routing->first_token(*second, rig.now);
+    CHECK_FALSE(decode.should_wait(rig.candidates(), view));
+    rig.routing->finished(*first, rig.now);
+    rig.routing->finished(*second, rig.now);
+  }
+
+  TEST_CASE("no request waits in the router for engines that are placed by load") {
+    Rig rig;
+    ManualClock clock;
+    clock.advance(rig.now - clock.now());
+    const KvAware decode(*rig.routing, Role::kDecode, clock, milliseconds(1), "least-load",
+                         std::move(make_policy("least-load", 1).value()));
+    std::vector<std::unique_ptr<KvRequest>> placed;
+    for (std::size_t engine = 0; engine < 2; ++engine) {
+      placed.push_back(rig.request(words(64'000, 'a')));
+      rig.routing->accept({rig.engines[engine]->id, 0}, "least-load", *placed.back(), Role::kDecode,
+                          rig.now);
+      rig.routing->sent(*placed.back(), *rig.engines[engine], rig.now);
+    }
+    const auto waiting = rig.request(words(4096, 'w'));
+    CHECK_FALSE(decode.should_wait(rig.candidates(), {.affinity = 0, .kv = waiting.get()}));
   }
 
   TEST_CASE("the page of routes explains each decision and its outcome") {

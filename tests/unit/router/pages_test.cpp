@@ -128,6 +128,9 @@ TEST_SUITE("pages") {
     CHECK(read_model_ids(R"({"data":[{"id":"b"},{"id":"a","x":[1]},{"no":1}]})").value() ==
           std::vector<std::string>{"b", "a"});
     CHECK(read_model_ids(R"({"data":[]})").value().empty());
+    CHECK(read_adapter_ids(R"({"data":[{"id":"b","parent":null},{"id":"a","parent":"b"}]})") ==
+          std::vector<std::string>{"a"});
+    CHECK(read_adapter_ids("no list").empty());
     for (const char* const bad : {"", "{}", R"({"data":1})", R"([])", R"({"data":[1})"}) {
       CHECK_FALSE(read_model_ids(bad).has_value());
     }

@@ -72,6 +72,8 @@ TEST_SUITE("prompt_text") {
     CHECK(ids.tokens == std::vector<std::uint32_t>{1, 20, 4294967295});
     CHECK(ids.text == "[1, 20,4294967295");
     CHECK(ids.root != 0);
+    CHECK(text_of("completions", "{\"prompt\":[ 1 ,\n\t2 ] }").tokens ==
+          std::vector<std::uint32_t>{1, 2});
     CHECK(text_of("completions", R"({"prompt":[[1,2]]})").tokens ==
           std::vector<std::uint32_t>{1, 2});
     CHECK(text_of("completions", R"({"prompt":["one"]})").text == "\"one");
@@ -88,6 +90,59 @@ TEST_SUITE("prompt_text") {
     }
     CHECK(text_of("embeddings", R"({"input":"q"})").root == 0);
     CHECK(text_of("chat", R"({"prompt":"q"})").root == 0);
+  }
+
+  TEST_CASE("token ids of any length are read, with any blanks between them") {
+    const auto tokens = [](std::string_view list) {
+      return text_of("completions", R"({"prompt":)" + std::string(list) + "}").tokens;
+    };
+    using Ids = std::vector<std::uint32_t>;
+    CHECK(tokens("[0,9,10,99,100,128000,1234567,12345678,4294967295,7]") ==
+          Ids{0, 9, 10, 99, 100, 128'000, 1'234'567, 12'345'678, 4'294'967'295, 7});
+    CHECK(tokens("[ 1 ,\n\t22,  333 ]") == Ids{1, 22, 333});
+    CHECK(tokens("[1]") == Ids{1});
+    std::string list = "[0";
+    Ids wanted = {0};
+    for (std::uint32_t id = 1; id < 4'000'000'000U; id = id * 3 + 7) {
+      list += (id % 2 == 0 ? "," : ", ") + std::to_string(id);
+      wanted.push_back(id);
+      if (id > 1'300'000'000U) break;
+    }
+    CHECK(tokens(list + "]") == wanted);
+    for (const std::string_view none :
+         {"[]", "[-1]", "[1,-2,3,4,5,6,7,8]", "[1.5,2,3,4,5,6]", "[1e3]", "[4294967296]",
+          "[1,null]", "[12345678901234567890]", "[true]", "[1,[2]]", "[1,\"a\"]"}) {
+      CAPTURE(none);
+      CHECK(tokens(none).empty());
+    }
+  }
+
+  TEST_CASE("token ids are the whole prompt, unless the engine shall cut them") {
+    const PromptText ids =
+        text_of("completions", R"({"model":"m","prompt":[3,4],"cache_salt":"t\u00e9"})");
+    CHECK(ids.is_exact);
+    CHECK(ids.cache_salt == "t\u00e9");
+    CHECK(text_of("completions", R"({"prompt":[3],"truncate_prompt_tokens":null})").is_exact);
+    CHECK(!text_of("completions", R"({"prompt":[3,4],"truncate_prompt_tokens":1})").is_exact);
+    CHECK(!text_of("completions", R"({"prompt":"words"})").is_exact);
+  }
+
+  TEST_CASE("token ids are not the whole prompt beside a member that may change their blocks") {
+    for (const char* const member :
+         {R"("lora_name":"a")", R"("lora_path":"/a")", R"("lora_request":{"lora_name":"a"})",
+          R"("features":{"mm_hashes":{"image":["h"]}})", R"("multi_modal_data":{"image":"data:,"})",
+          R"("mm_processor_kwargs":{"size":3})", R"("multi_modal_uuids":["u"])",
+          R"("a member of the future":1)"}) {
+      CAPTURE(member);
+      const auto text =
+          text_of("completions", R"({"model":"m","prompt":[3,4],)" + std::string(member) + "}");
+      CHECK(text.tokens.size() == 2);
+      CHECK(!text.is_exact);
+    }
+    CHECK(text_of("completions",
+                  R"({"model":"m","prompt":[3,4],"stream":true,"max_tokens":3,"echo":false,)"
+                  R"("lora_name":null,"cache_salt":"t","response_format":{"type":"text"}})")
+              .is_exact);
   }
 }
 

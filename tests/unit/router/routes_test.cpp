@@ -33,6 +33,28 @@ TEST_SUITE("routes") {
     CHECK(find_route("CONNECT", "/extra", {"/extra"}).kind == RouteKind::kWrongMethod);
   }
 
+  TEST_CASE("scores have a path of their own, because /score is an engine's") {
+    CHECK(find_route("POST", "/score", {}).kind == RouteKind::kOne);
+    CHECK(find_route("POST", "/kv/score", {}).kind == RouteKind::kScore);
+    CHECK(find_index_route("POST", "/score?x").kind == RouteKind::kScore);
+    CHECK(find_index_route("POST", "/kv/score").kind == RouteKind::kScore);
+    CHECK(find_index_route("GET", "/score").kind == RouteKind::kWrongMethod);
+    CHECK(find_index_route("HEAD", "/index/dump?source=1").kind == RouteKind::kDump);
+    CHECK(find_index_route("POST", "/v1/completions").kind == RouteKind::kDenied);
+  }
+
+  TEST_CASE("an announcement has the path of its request behind a prefix, and needs a key") {
+    const Route route = find_route("POST", "/kv/prefetch/v1/messages?x", {});
+    CHECK(route.kind == RouteKind::kAnnounced);
+    CHECK(route.announced == "messages");
+    CHECK(route.is_anthropic);
+    CHECK(route.needs_key);
+    CHECK(find_route("POST", "/kv/prefetch/v1/chat/completions", {}).announced == "chat");
+    CHECK(find_route("GET", "/kv/prefetch/v1/completions", {}).kind == RouteKind::kWrongMethod);
+    CHECK(find_route("POST", "/kv/prefetch/v1/embeddings", {}).kind == RouteKind::kDenied);
+    CHECK(find_index_route("POST", "/kv/prefetch/v1/completions").kind == RouteKind::kDenied);
+  }
+
   TEST_CASE("a response's id is in its path") {
     CHECK(response_id_of("/v1/responses/resp_1/cancel?x") == "resp_1");
     CHECK(response_id_of("/v1/responses/resp_1/other").empty());

@@ -96,6 +96,7 @@ TEST_SUITE("split") {
 
   TEST_CASE("flows have names") {
     CHECK(parse_flow("store").value() == Flow::kStore);
+    CHECK(parse_flow("auto").value() == Flow::kAuto);
     CHECK(parse_flow("kv-params").value() == Flow::kKvParams);
     CHECK(parse_flow("x").error().code == Errc::kInvalidArgument);
   }

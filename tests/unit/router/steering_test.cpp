@@ -10,6 +10,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "router/body/body_session.h"
+
 namespace pegaflow::router {
 namespace {
 
@@ -104,6 +106,16 @@ TEST_SUITE("steering") {
       CAPTURE(text);
       const auto cut = without_steering(text, SteeringDepth::kAnywhere).value();
       CHECK(json::parse(cut.value_or(text)) == left);
+    }
+  }
+
+  TEST_CASE("a session id for the body leaves the client's own as it is") {
+    CHECK(with_session(R"({"a":1})", "pf1:7") == R"({"session_id":"pf1:7","a":1})");
+    CHECK(with_session(" {}", "pf1:7") == R"( {"session_id":"pf1:7"})");
+    CHECK(with_session(R"({})", R"(a"b)") == R"({"session_id":"a\"b"})");
+    for (const char* own : {R"({"session_id":"x"})", R"({"session_params":{"id":"x"}})",
+                            R"({"session\u005fid":"x"})", "not JSON"}) {
+      CHECK(with_session(own, "pf1:7") == own);
     }
   }
 }

@@ -83,6 +83,10 @@ TEST_SUITE("ServerOptions") {
     options.enable_lfu_admission = false;
     CHECK(options.eviction_policy() == engine::EvictionKind::kLru);
 
+    options.eviction = "adaptive";
+    options.disable_lfu_admission = false;
+    CHECK(options.eviction_policy() == engine::EvictionKind::kAdaptive);
+
     options.eviction = "fifo";
     const auto unknown = options.eviction_policy();
 

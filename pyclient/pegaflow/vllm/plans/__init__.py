@@ -35,6 +35,8 @@ class BlockRules(Protocol):
     labels: tuple[str, ...]  #: The label `kind` of metrics, by the kind's number.
     pins_at_once: int  #: The most of vLLM's blocks that are saved together or not at all.
     has_kinds: bool  #: Whether the server's journal states them.
+    #: The units of a block of full attention, whose keys routers get; 0: there is none.
+    chain_units: int
     has_tails: bool  #: Whether the last, partial block of a prompt can be handed over.
     #: Whether another request can use a load only if it needs all of its tokens.
     loads_are_whole: bool

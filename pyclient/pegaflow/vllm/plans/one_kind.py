@@ -25,6 +25,7 @@ class OneKind:
     labels = ("full",)
     pins_at_once = 1
     has_kinds = False
+    chain_units = 1
     loads_are_whole = False
 
     def __init__(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegaflow import _native
+from pegaflow.engine.kinds import KindRule
 from pegaflow.engine.rates import Computing
 from pegaflow.vllm.hints import NO_HINTS, Hints
 from pegaflow.vllm.keys import KeyChain, KindKeys
@@ -51,6 +52,9 @@ class SeveralKinds:
         self._kind_bytes = tuple(kind_bytes)
         self.unit_tokens = saves.kinds.unit_tokens
         self.block_bytes = self._kind_bytes[0]
+        first = saves.kinds.kinds[0]
+        is_prefix = first.rule == KindRule.PREFIX
+        self.chain_units = first.block_tokens // self.unit_tokens if is_prefix else 0
         self.labels = tuple(kind.rule.label for kind in saves.kinds.kinds)
         self.pins_at_once = max(len(kind.members) for kind in saves.kinds.kinds)
         # vLLM caches the windows and the state in front of its end only.

@@ -9,6 +9,9 @@
 namespace pegaflow::engine::ssd {
 namespace {
 
+/// Blocks whose table has four pages, the last one with five entries.
+constexpr std::uint64_t kFourPages = 3 * kEntriesPerPage + 5;
+
 /// A disk with two segments of 100 blocks each, of which the second has newer copies of 50.
 struct Written {
   Written() {
@@ -16,13 +19,14 @@ struct Written {
     fill(0, 5, 0);
     fill(1, 6, 50);
   }
-  void fill(std::uint32_t segment, std::uint64_t life, std::uint64_t first) {
+  void fill(std::uint32_t segment, std::uint64_t life, std::uint64_t first,
+            std::uint64_t blocks = 100) {
     encode(SegmentHeader{.segment = segment, .life = life}, kDisk,
            image.page(disk.segment_offset(segment)));
-    for (std::uint32_t page = 0; page < 2; ++page) {
+    for (std::uint32_t page = 0; page * kEntriesPerPage <= blocks; ++page) {
       TablePage table{.life = life, .page = page, .entries = {}};
       for (std::uint64_t i = page * kEntriesPerPage;
-           i < 100 && table.entries.size() < kEntriesPerPage; ++i) {
+           i < blocks && table.entries.size() < kEntriesPerPage; ++i) {
         table.entries.push_back(
             {.key = key_of(first + i),
              .proof = life,
@@ -132,34 +136,36 @@ TEST_SUITE("the scan of an SSD") {
     CHECK(f.index.size() == 100);
   }
 
-  TEST_CASE("the rest of a long table is read only where it is used") {
+  TEST_CASE("the rest of a table is read only where it is used, and after a long one at once") {
     Written f;
-    for (std::uint32_t page = 0; page < 4; ++page) {
-      TablePage table{.life = 8, .page = page, .entries = {}};
-      for (std::uint64_t i = 0; i < (page < 3 ? kEntriesPerPage : 5); ++i) {
-        table.entries.push_back(
-            {.key = key_of(1000 + page * kEntriesPerPage + i),
-             .proof = 1,
-             .place = static_cast<std::uint32_t>(f.disk.segment_offset(3) / kSector + 100 + i),
-             .units = 1,
-             .number = f.number});
-      }
-      encode(table, kDisk, f.image.page(f.disk.segment_offset(2) + (1 + page) * kSector));
-      for (Entry& entry : table.entries) {
-        entry.place = static_cast<std::uint32_t>(f.disk.segment_offset(2) / kSector + 100);
-      }
-      encode(table, kDisk, f.image.page(f.disk.segment_offset(2) + (1 + page) * kSector));
-    }
-    encode(SegmentHeader{.segment = 2, .life = 8}, kDisk, f.image.page(f.disk.segment_offset(2)));
+    f.fill(2, 8, 1000, kFourPages);
     std::uint32_t longer = 0;
+    std::uint32_t at_once = 0;
 
     f.scan([&](const Scan::Read& read) {
       longer += read.first_page != 0 ? 1 : 0;
+      at_once += read.first_page == 0 && read.bytes == f.disk.head_bytes() ? 1 : 0;
       return false;
     });
 
     CHECK(longer == 1);
+    CHECK(at_once == f.disk.segments - 3);
     CHECK(f.index.find(f.number, key_of(1000 + 3 * kEntriesPerPage + 4)));
+  }
+
+  TEST_CASE("a bad sector of a table that is read at once costs the pages from it on") {
+    Written f;
+    f.fill(2, 8, 1000, kFourPages);
+    f.fill(3, 8, 2000, kFourPages);
+    const std::uint64_t bad = f.disk.segment_offset(3) + 4 * kSector;  // The fourth page.
+
+    f.scan([&](const Scan::Read& read) {
+      return read.offset <= bad && bad < read.offset + read.bytes;
+    });
+
+    CHECK(f.index.find(f.number, key_of(1000 + 3 * kEntriesPerPage + 4)));
+    CHECK(f.index.find(f.number, key_of(2000 + 3 * kEntriesPerPage - 1)));
+    CHECK_FALSE(f.index.find(f.number, key_of(2000 + 3 * kEntriesPerPage)));
   }
 }
 

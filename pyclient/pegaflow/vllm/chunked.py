@@ -1,0 +1,185 @@
+"""Loads that follow a prefill: each chunk of a prompt is loaded once it is saved.
+
+A prefill engine computes a long prompt in chunks, and each chunk is a save of its own. vLLM admits
+a request with one number of tokens to load, and waits for one report. So the first chunk's blocks
+admit the request with all tokens of the prompt, and the load has one part for each chunk, with a
+claim of its own. The worker reports the load to vLLM when its last part has ended. If the prefill
+does not end, a last part without copies stands for the missing blocks, and vLLM computes them.
+docs/prefill_decode.md describes the flow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pegaflow.vllm.metrics import Counts
+from pegaflow.vllm.requests import Claim, Load, RequestState
+
+if TYPE_CHECKING:
+    from pegaflow.vllm.handover import Waits
+    from pegaflow.vllm.loads import Loads
+    from pegaflow.vllm.lookups import Lookups
+
+
+UNKNOWN = -1  #: No number of news.
+
+
+@dataclasses.dataclass(eq=False)
+class ChunkedLoad:
+    """The load of one request, from its admission to the order of its last part."""
+
+    number: int
+    state: RequestState
+    first: int  #: Index in the chain of its first block,
+    stop: int  #: and after the last one, which may be the prompt's partial block.
+    blocks: list[int]  #: vLLM's.
+    next: int  #: Index of the first block that no part has.
+    parts: list[Load] = dataclasses.field(default_factory=list)
+    news: int = 0  #: Those of the request's watch when blocks were last claimed.
+    result: str = ""  #: Why no further save is waited for; "": one is.
+    is_last_claim: bool = False  #: The latest claim was sent after that.
+    is_open: bool = True  #: The last part was not ordered yet.
+
+    def rest(self) -> list[int]:
+        """vLLM's blocks that no part has."""
+        return self.blocks[self.next - self.first :]
+
+
+class ChunkedLoads:
+    """The chunked loads of an engine. Bound to the scheduler's thread."""
+
+    def __init__(
+        self,
+        *,
+        waits: Waits,
+        lookups: Lookups,
+        loads: Loads,
+        unit_tokens: int,
+        counts: Counts,
+        unclaim: Callable[[Load], None],
+    ) -> None:
+        """``unclaim``: ends the claim of a part."""
+        self._waits = waits
+        self._lookups = lookups
+        self._loads = loads
+        self._unit_tokens = unit_tokens
+        self._counts = counts
+        self._unclaim = unclaim
+        self._last_number = 0
+        self.open: dict[int, ChunkedLoad] = {}
+
+    def begin(self, state: RequestState, table: Sequence[int], tokens: int) -> bool:
+        """vLLM has admitted a request with ``tokens``; whether its claim has only some of them, and
+        the load follows the prefill. ``table``: all of its blocks.
+        """
+        claim = state.claim
+        first = state.local_tokens // self._unit_tokens
+        stop = first - (-tokens // self._unit_tokens)
+        if claim is None or state.early is None or stop <= claim.first + claim.blocks:
+            return False
+        state.claim = None
+        if claim.first > first or stop > min(len(table), wanted_stop(claim)):
+            raise AssertionError(f"{tokens} tokens were never offered to {state.request_id}")
+        self._last_number += 1
+        chunked = ChunkedLoad(
+            self._last_number, state, first, stop, list(table[first:stop]), next=first
+        )
+        self.open[chunked.number] = state.chunked = chunked
+        self._order(chunked, claim)
+        return True
+
+    def waiting(self) -> list[str]:
+        """The requests for which no part is in flight: they wait for the prefill."""
+        return [
+            one.state.request_id
+            for one in self.open.values()
+            if not any(map(self._loads.is_under_way, one.parts))
+        ]
+
+    def poll(self, away: bool) -> None:
+        """Orders the parts whose blocks are there. ``away``: a rank cannot use the cache."""
+        for chunked in list(self.open.values()):
+            if chunked.state.load_failed:
+                self._end(chunked, "failed")
+            elif away:
+                self._end(chunked, "not_registered")
+            else:
+                self._poll(chunked)
+
+    def _poll(self, chunked: ChunkedLoad) -> None:
+        state = chunked.state
+        if not chunked.result:
+            chunked.result = self._waits.poll(state)
+        news = state.early.watch.news
+        if state.claim is None:
+            if news == chunked.news and (not chunked.result or chunked.is_last_claim):
+                return
+            chunked.news, chunked.is_last_claim = news, bool(chunked.result)
+            self._lookups.claim_next(state, chunked.next)
+        claim = self._lookups.take_next(state)
+        if claim is not None and claim.first + claim.blocks > chunked.next:
+            self._order(chunked, claim)
+        elif claim is None and state.claim is None:
+            chunked.news = UNKNOWN  # it was late, or could not be sent: there may be blocks
+        if chunked.is_open and chunked.is_last_claim and state.claim is None:
+            self._end(chunked, chunked.result)
+
+    def _order(self, chunked: ChunkedLoad, claim: Claim) -> None:
+        """Begins the part that a claim brings."""
+        stop = min(chunked.stop, claim.first + claim.blocks)
+        blocks = chunked.rest()[: stop - chunked.next]
+        load = self._loads.begin(chunked.state, claim, chunked.next, blocks)
+        load.left = chunked.stop - stop
+        chunked.next = stop
+        self._add(chunked, load)
+        if stop == chunked.stop:
+            self._close(chunked, "over", wait="over")
+
+    def _add(self, chunked: ChunkedLoad, load: Load) -> None:
+        load.chunked = chunked
+        chunked.parts.append(load)
+        chunked.state.load = None  # the request has several
+
+    def _end(self, chunked: ChunkedLoad, why: str, *, whole: bool = False) -> None:
+        """Ends a load short: its last part is one without copies. ``whole``: the blocks of the
+        parts before it must not be used either.
+        """
+        self._lookups.drop(chunked.state)
+        first = chunked.first if whole else chunked.next
+        blocks = chunked.blocks if whole else chunked.rest()
+        # The wait is over, but some block is missing: its save was dropped, or it was evicted.
+        reason = "not_saved" if why == "over" else why
+        load = self._loads.refuse(chunked.state, None, first, chunked.stop, reason, blocks)
+        self._add(chunked, load)
+        self._close(chunked, reason, wait=why)
+
+    def _close(self, chunked: ChunkedLoad, result: str, *, wait: str) -> None:
+        chunked.is_open = False
+        del self.open[chunked.number]
+        self._counts.add("chunked_loads", 1, result)
+        self._waits.conclude(chunked.state, wait)
+
+    def abort(self, state: RequestState) -> bool:
+        """The request is gone; whether vLLM waits for a report of its load."""
+        chunked, state.chunked = state.chunked, None
+        if chunked is None:
+            return False
+        if chunked.is_open:
+            self._end(chunked, "dropped")
+        in_flight = [load for load in chunked.parts if self._loads.is_under_way(load)]
+        for load in in_flight:
+            self._unclaim(load)
+            self._loads.abort(load)
+        return bool(in_flight)
+
+    def discard_all(self) -> None:
+        """The cache was reset: no block of a load that is not complete may be used."""
+        for chunked in list(self.open.values()):
+            self._end(chunked, "reset", whole=True)
+
+
+def wanted_stop(claim: Claim) -> int:
+    """The index after the last block that a claim was for."""
+    return claim.tail_at + bool(claim.tail)

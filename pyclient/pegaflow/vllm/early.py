@@ -1,0 +1,236 @@
+"""Decode requests that a router sends together with their prefill.
+
+Such a request does not know which save will contain its last block, because the prefill engine has
+not computed it yet. It knows the key of that block. So it waits until a save of the prefill engine
+is over, looks whether the block is there, and otherwise waits for the next save. All requests that
+wait for one engine share one call to the server. docs/prefill_decode.md describes the flow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pegaflow import _native
+from pegaflow.engine.errors import error_code
+from pegaflow.vllm.requests import RequestState
+
+#: An answer takes this long. One that is there at the first poll after it is taken for one about a
+#: save that had ended before the question: polls are as far apart as the scheduler's steps.
+QUICK_S = 0.002
+#: The longest patience of a question that passes over saves: they may already be over.
+STRIDE_PATIENCE_S = 0.02
+
+
+class SaveWatch:
+    """Follows the saves of one prefill engine. Bound to the scheduler's thread.
+
+    The number of the last save that is over is known from the router, or from an earlier answer,
+    and may be old. Then the strides between the questions grow as long as the answers are
+    immediate, and shrink again when one is not, so that a few questions reach the present.
+    """
+
+    def __init__(
+        self, session: Any, handover: Any, *, patience_s: float, clock: Callable[[], float]
+    ) -> None:
+        """``handover``: names a job of the engine that was not over when the router heard of it."""
+        self.users = 0  #: The number of requests that wait.
+        self.news = 0  #: Rises when more saves may be over.
+        self.ended = ""  #: Why nothing can be followed any longer; "": it can.
+        self._session = session
+        self._node, self._scheduler = handover.node, handover.scheduler
+        self._patience_s = patience_s
+        self._clock = clock
+        self._over = handover.job - 1
+        self._stride, self._rises = 1, True
+        self._ticket: int | None = None
+        self._asked, self._asked_at = 0, 0.0
+        self._is_slow = False
+
+    def knows(self, job: int) -> None:
+        """Another request names a job, which says that those before it are over."""
+        if job - 1 > self._over:
+            self._over = job - 1
+            self._rises = True
+
+    def poll(self) -> None:
+        """Takes the answer to the pending question, and asks the next one. Never waits."""
+        if self.ended:
+            return
+        if self._ticket is not None:
+            try:
+                if not self._session.take_wait(self._ticket):
+                    # Each request that waits polls in each step.
+                    self._is_slow = self._is_slow or self._clock() - self._asked_at >= QUICK_S
+                    return
+                self._advance()
+            except _native.PegaFlowError as error:
+                self._failed(error)
+            self._ticket = None
+            self.news += 1
+        if not self.ended:
+            self._ask()
+
+    def _advance(self) -> None:
+        self._over = max(self._over, self._asked)
+        self._rises = self._rises and not self._is_slow
+        self._stride = self._stride * 2 if self._rises else max(1, self._stride // 2)
+
+    def _failed(self, error: Exception) -> None:
+        if error_code(error) == "timeout":
+            # A server that hangs shows in the lookup that follows.
+            self._rises, self._stride = False, max(1, self._stride // 2)
+        else:
+            self.ended = reason_of(error)
+
+    def _ask(self) -> None:
+        self._asked = self._over + self._stride
+        self._asked_at, self._is_slow = self._clock(), False
+        limit = self._patience_s if self._stride == 1 else STRIDE_PATIENCE_S
+        try:
+            self._ticket = self._session.await_job(
+                self._node, self._scheduler, self._asked, min(limit, self._patience_s)
+            )
+        except _native.PegaFlowError as error:
+            self.ended = reason_of(error)
+            self.news += 1
+
+    def close(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            self._session.forget(ticket)
+
+
+@dataclasses.dataclass
+class EarlyWait:
+    """The wait of one request."""
+
+    watch: SaveWatch
+    deadline: float
+    blocks: int  #: The prompt's full blocks; the wait ends with the last one.
+    news: int = -1  #: Those of the watch at the last lookup.
+    lookup: int | None = None  #: Its ticket, until it is answered,
+    keys: int = 0  #: and the number of its keys.
+    asks_last: bool = False  #: The next one is for the last key alone.
+    #: The number of leading blocks that the cache had at the first lookup; None: unknown.
+    cached: int | None = None
+    has_begun: bool = False  #: The cache has further blocks, and the request may load them.
+    local: int = 0  #: The number of leading blocks that vLLM has itself.
+    reserved: int = 0  #: Blocks of the GPU that it may hold before all of its prompt is saved.
+
+
+class EarlyWaits:
+    """The waits of requests that came with their prefill. Bound to the scheduler's thread."""
+
+    def __init__(self, session: Any, *, patience_s: float, clock: Callable[[], float]) -> None:
+        self._session = session
+        self._patience_s = patience_s
+        self._clock = clock
+        #: How many of the GPU's blocks requests may hold while their prefills run.
+        self.block_limit = 0
+        self._reserved = 0
+        self._watches: dict[tuple[bytes, bytes], SaveWatch] = {}
+
+    def begin(self, state: RequestState, handover: Any) -> bool:
+        """Begins the wait; False if the prompt has no block to wait for."""
+        blocks = state.chain.usable_blocks()
+        if blocks == 0 or state.chain.doubt:
+            return False
+        name = (handover.node, handover.scheduler)
+        watch = self._watches.get(name)
+        if watch is None:
+            watch = self._watches[name] = SaveWatch(
+                self._session, handover, patience_s=self._patience_s, clock=self._clock
+            )
+        watch.knows(handover.job)
+        watch.users += 1
+        deadline = self._clock() + handover.wait_s
+        state.early = EarlyWait(watch, deadline, blocks)
+        return True
+
+    def poll(self, state: RequestState, first: int) -> str:
+        """Why the wait is over; "": it is not. Never waits.
+
+        "over": the last block is there. "begun": the prefill has saved the block ``first`` or, if
+        the cache has had that one before, a later one, and the request may load what is there.
+        """
+        early = state.early
+        early.watch.poll()
+        try:
+            if found := self._look(state, early, first):
+                return found
+        except _native.PegaFlowError as error:
+            early.lookup = None
+            return reason_of(error)
+        is_answered = early.lookup is None and not early.asks_last
+        if is_answered and early.news == early.watch.news and early.watch.ended:
+            return early.watch.ended
+        return "timeout" if self._clock() >= early.deadline else ""
+
+    def _look(self, state: RequestState, early: EarlyWait, first: int) -> str:
+        """As poll(), from the lookups alone."""
+        if early.lookup is None:
+            if early.news == early.watch.news and not early.asks_last:
+                return ""
+            early.news = early.watch.news
+            keys = self._keys(state, early, first)
+            early.keys, early.asks_last = len(keys), False
+            early.lookup = self._session.lookup(
+                b"".join(keys), len(keys[0]), **state.hints.arguments()
+            )
+        answer = self._session.take(early.lookup, 0.0)
+        if answer is None:
+            return ""
+        early.lookup = None
+        found, complete, *_ = answer
+        if found == early.keys or not complete:  # of an incomplete instance nothing is found
+            return "over"
+        if early.keys == 1:
+            return ""
+        if early.cached is not None and found:
+            return "begun" if self._reserve(early) else ""
+        if early.cached is None:
+            early.cached = found
+        early.asks_last = True  # it may be there, although the save of another one was dropped
+        return ""
+
+    def _keys(self, state: RequestState, early: EarlyWait, first: int) -> list[bytes]:
+        """The keys to look up: all, then the first one that was missing and the last one.
+
+        If the request may not load before the end, or has begun to, only the last one counts.
+        """
+        chain, last = state.chain, early.blocks - 1
+        is_whole = not self.block_limit or early.has_begun or early.blocks > _native.MAX_KEYS
+        if is_whole or early.asks_last:
+            return [chain.key(last)]
+        if early.cached is None:
+            return chain.keys(0, early.blocks)
+        probe = max(early.cached, first)
+        return [chain.key(probe), chain.key(last)] if probe < last else [chain.key(last)]
+
+    def _reserve(self, early: EarlyWait) -> bool:
+        blocks = early.blocks + 1 - early.local
+        if self._reserved + blocks > self.block_limit:
+            return False
+        early.has_begun, early.reserved = True, blocks
+        self._reserved += blocks
+        return True
+
+    def end(self, state: RequestState) -> None:
+        """Forgets the wait of a request, and with the last one the engine."""
+        early, state.early = state.early, None
+        self._reserved -= early.reserved
+        if early.lookup is not None:
+            self._session.forget(early.lookup)
+        early.watch.users -= 1
+        if early.watch.users == 0:
+            early.watch.close()
+            self._watches = {
+                name: each for name, each in self._watches.items() if each is not early.watch
+            }
+
+
+def reason_of(error: Exception) -> str:
+    """Why a wait ended, as the metric's label."""
+    return "no_server" if isinstance(error, _native.PeerLost) else error_code(error)
