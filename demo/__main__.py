@@ -24,6 +24,7 @@ from types import FrameType
 
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
+from demo.claims.directory import run_directory
 from demo.claims.engine_killed import kill_engine
 from demo.claims.kinds import run_kinds
 from demo.claims.nodes import run_nodes
@@ -31,16 +32,19 @@ from demo.claims.prefill_decode import run_split
 from demo.claims.rank_killed import kill_rank
 from demo.claims.rank_page import damage_rank
 from demo.claims.reload import compare_ttft, reload_all
+from demo.claims.routing import run_routing
 from demo.claims.second_engine import share
 from demo.claims.server_killed import kill_server
 from demo.claims.sglang import run_sglang
 from demo.claims.ssd import run_ssd
 from demo.client import RequestFailed
+from demo.directory_stage import PLACES, DirectoryStage
 from demo.kinds_stage import KindsStage
 from demo.nodes_stage import NAMES, NodesStage
 from demo.pd_stage import PdStage
 from demo.prompts import BLOCK_TOKENS
 from demo.report import Claim, claim_table, prompt_table, write_json
+from demo.routing_stage import RoutingStage
 from demo.sglang_stage import SglangStage
 from demo.ssd_stage import SsdStage
 from demo.stage import Late, Stage
@@ -56,7 +60,7 @@ EXIT_STATUS = """exit status:
   1  a claim did not hold; its differences, the servers' counters and their logs are shown
   2  the demo could not start, or an option is wrong"""
 
-AnyStage = Stage | PdStage | NodesStage | KindsStage | SglangStage | SsdStage
+AnyStage = Stage | PdStage | NodesStage | KindsStage | SglangStage | SsdStage | RoutingStage
 
 
 def main(argv: list[str]) -> int:
@@ -89,6 +93,10 @@ def main(argv: list[str]) -> int:
                 claims = _run_one_by_one(stage, run_sglang(stage))
             elif isinstance(stage, SsdStage):
                 claims = _run_one_by_one(stage, run_ssd(stage))
+            elif isinstance(stage, RoutingStage):
+                claims = _run_one_by_one(stage, run_routing(stage))
+            elif isinstance(stage, DirectoryStage):
+                claims = _run_one_by_one(stage, run_directory(stage))
             else:
                 claims = _run_one_by_one(stage, run_nodes(stage))
         except (KeyboardInterrupt, SystemExit):
@@ -129,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-logs",
         type=Path,
         metavar="DIR",
-        help="keep the servers' logs in DIR, and with --ssd the chart as hit-rate.svg (default:\n"
-        "keep them only if a claim failed)",
+        help="keep the servers' logs in DIR, and the chart of --ssd (hit-rate.svg) or --routing\n"
+        "(routing.svg); default: keep them only if a claim failed",
     )
     parser.add_argument(
         "--prove",
@@ -177,6 +185,17 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         "transfer, and the network drops all packets of one",
     )
     parser.add_argument(
+        "--directory",
+        action="store_true",
+        help="with --nodes 3: the servers know each other only by a directory on a real Redis,\n"
+        "which is killed, stopped, flushed and cut off from the network under load",
+    )
+    _add_models(parser)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    """The options with other models, or other parts of the engine."""
+    parser.add_argument(
         "--model",
         choices=MODELS,
         help="run a small model with sliding windows or recurrent states, of random weights:\n"
@@ -203,6 +222,12 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         "prompts come back from the disk, also after the server was stopped and killed,\n"
         "after bytes of the file were damaged, and when the file is too small",
     )
+    parser.add_argument(
+        "--routing",
+        action="store_true",
+        help="run two vLLMs on two nodes behind pegaflow-router: conversations go where their\n"
+        "cache is, beside round robin, also when an engine, events and a router are lost",
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -214,6 +239,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--nodes cannot be combined with --prove or --tp")
     if options.nodes and options.pd != (options.nodes == 2):
         parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
+    if options.directory and options.nodes != len(NAMES):
+        parser.error(f"--directory needs --nodes {len(NAMES)}")
     if options.model and options.draft:
         parser.error("--model and --draft are two runs: drafts beside several kinds are not served")
     if (options.model or options.draft) and (
@@ -225,16 +252,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         options.pd or options.nodes or options.prove or options.model or options.draft
     ):
         parser.error("--sglang cannot be combined with another setup")
-    if options.ssd and (
-        options.pd
-        or options.nodes
-        or options.prove
-        or options.model
-        or options.draft
-        or options.sglang
-        or options.tp != 1
-    ):
-        parser.error("--ssd cannot be combined with another setup")
+    for name in ("ssd", "routing"):
+        if getattr(options, name) and (
+            options.pd
+            or options.nodes
+            or options.prove
+            or options.model
+            or options.draft
+            or options.sglang
+            or options.tp != 1
+            or (options.ssd and options.routing)
+        ):
+            parser.error(f"--{name} cannot be combined with another setup")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     if options.keep_logs is not None:
@@ -265,19 +294,19 @@ def _set_up(
                 tempfile.TemporaryDirectory(prefix="demo-ssd-", dir=REPOSITORY / "build")
             )
             stage = SsdStage(build, logs, sockets, seed, Path(files))
+        elif options.routing:
+            stage = RoutingStage(build, logs, sockets, seed)
         elif options.pd:
             stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
         elif options.model or options.draft:
             subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
             stage = KindsStage(build, logs, sockets, seed, subject)
         elif options.nodes:
-            network = resources.enter_context(Network(NAMES))
-            stage = NodesStage(build, logs, sockets, seed, network)
+            places, kind = (PLACES, DirectoryStage) if options.directory else (NAMES, NodesStage)
+            stage = kind(build, logs, sockets, seed, resources.enter_context(Network(places)))
         else:
             stage = Stage(build, logs, sockets, seed, tp=tp)
-        version = subprocess.run(
-            [stage.pega.binary, "--version"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        version = _version(stage)
     except (ChildFailed, NoNetwork, OSError, subprocess.CalledProcessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return None
@@ -306,6 +335,11 @@ def _set_up(
     engine = ", ".join(f"{name} {number}" for name, number in _engine_version(stage).items())
     stage.progress.say(f"{engine}, {version}; {model}")
     return stage
+
+
+def _version(stage: AnyStage) -> str:
+    command = [stage.pega.binary, "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _engine_version(stage: AnyStage) -> dict[str, str]:
@@ -355,9 +389,10 @@ def _run(stage: Stage, prove: bool) -> list[Claim]:
 
 
 def _run_one_by_one(
-    stage: PdStage | NodesStage | KindsStage | SglangStage | SsdStage, parts: Iterator[Claim]
+    stage: PdStage | NodesStage | KindsStage | SglangStage | SsdStage | RoutingStage,
+    parts: Iterator[Claim],
 ) -> list[Claim]:
-    """The claims of --pd, --nodes, --model, --draft, --sglang or --ssd, in order."""
+    """The claims of --pd, --nodes, --model, --draft, --sglang, --ssd or --routing, in order."""
     claims: list[Claim] = []
     try:
         for claim in parts:
@@ -376,8 +411,10 @@ def _print_end(stage: AnyStage, claims: list[Claim]) -> None:
     if isinstance(stage, Stage) and any(row.loaded_s for row in stage.rows.values()):
         print(prompt_table(list(stage.rows.values())))
         print()
-    if isinstance(stage, SsdStage):
+    if isinstance(stage, SsdStage | RoutingStage):
         print(f"{stage.chart()}\n")
+    if isinstance(stage, RoutingStage) and stage.table:
+        print(f"{stage.table}\n")
     print(claim_table(claims))
     held = sum(claim.held for claim in claims)
     seed, seconds = stage.figures["seed"], stage.figures["seconds"]

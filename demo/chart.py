@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from html import escape
 
 _ROWS = 8
-_FROM_POOL, _FROM_DISK, _EVENT = "+", "#", "|"
-_POOL_COLOR, _DISK_COLOR, _EVENT_COLOR, _TEXT_COLOR = "#2471a3", "#d68910", "#c0392b", "#333"
+_UPPER, _LOWER, _EVENT = "+", "#", "|"
+_UPPER_COLOR, _LOWER_COLOR, _EVENT_COLOR, _TEXT_COLOR = "#2471a3", "#d68910", "#c0392b", "#333"
 _WIDTH, _HEIGHT, _MARGIN, _LEGEND_LINE = 900, 260, 50, 18
+#: Pixels of a character, about.
+_CHARACTER = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One request: the shares of its prompt's blocks that were loaded, from 0 to 1."""
+    """One request: two shares of its prompt's blocks, from 0 to 1, one drawn above the other."""
 
     at_s: float
-    from_pool: float
-    from_disk: float
+    upper: float
+    lower: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,21 @@ class Event:
     text: str
 
 
-def text_chart(samples: Sequence[Sample], events: Sequence[Event], width: int = 100) -> str:
+@dataclasses.dataclass(frozen=True)
+class Legend:
+    """What the two shares are."""
+
+    title: str
+    lower: str
+    upper: str
+
+
+LOADED = Legend("blocks of prompts that were loaded", "from the SSD", "from the pool")
+
+
+def text_chart(
+    samples: Sequence[Sample], events: Sequence[Event], width: int = 100, legend: Legend = LOADED
+) -> str:
     """One column for a request, or for several where they do not fit, and one for an event."""
     room = width - len(_axis(0))
     columns = _columns(samples, events, per_column=1)
@@ -47,8 +63,7 @@ def text_chart(samples: Sequence[Sample], events: Sequence[Event], width: int = 
     lines.append((" " * len(_axis(0)) + "".join(named)).rstrip())
     each = "a request" if per_column == 1 else f"up to {per_column} requests"
     lines.append(
-        f"  blocks of prompts that were loaded: {_FROM_DISK} from the SSD, {_FROM_POOL} from the "
-        f"pool; a column is {each}"
+        f"  {legend.title}: {_LOWER} {legend.lower}, {_UPPER} {legend.upper}; a column is {each}"
     )
     lines += [
         f"  {name}  {event.at_s:6.1f} s  {event.text}"
@@ -91,8 +106,8 @@ def _columns(
 def _mean(group: Sequence[Sample]) -> Sample:
     return Sample(
         group[0].at_s,
-        math.fsum(one.from_pool for one in group) / len(group),
-        math.fsum(one.from_disk for one in group) / len(group),
+        math.fsum(one.upper for one in group) / len(group),
+        math.fsum(one.lower for one in group) / len(group),
     )
 
 
@@ -100,10 +115,8 @@ def _cell(column: Sample | Event, row: int) -> str:
     if isinstance(column, Event):
         return _EVENT
     # A share above 0 has a cell, and only a whole one has all.
-    disk, both = (
-        _cells(share) for share in (column.from_disk, column.from_disk + column.from_pool)
-    )
-    return _FROM_DISK if row <= disk else _FROM_POOL if row <= both else " "
+    lower, both = (_cells(share) for share in (column.lower, column.lower + column.upper))
+    return _LOWER if row <= lower else _UPPER if row <= both else " "
 
 
 def _cells(share: float) -> int:
@@ -112,7 +125,7 @@ def _cells(share: float) -> int:
     return min(_ROWS - 1, math.ceil(share * _ROWS - 1e-9))
 
 
-def svg_chart(samples: Sequence[Sample], events: Sequence[Event]) -> str:
+def svg_chart(samples: Sequence[Sample], events: Sequence[Event], legend: Legend = LOADED) -> str:
     """The same with time as the x axis, in seconds since the start of the demo."""
     first = min((one.at_s for one in [*samples, *events]), default=0.0)
     last = max((one.at_s for one in [*samples, *events]), default=1.0)
@@ -134,8 +147,8 @@ def svg_chart(samples: Sequence[Sample], events: Sequence[Event]) -> str:
     ]
     for one in samples:
         for low, high, color in (
-            (0.0, one.from_disk, _DISK_COLOR),
-            (one.from_disk, one.from_disk + one.from_pool, _POOL_COLOR),
+            (0.0, one.lower, _LOWER_COLOR),
+            (one.lower, one.lower + one.upper, _UPPER_COLOR),
         ):
             if high > low:
                 parts.append(
@@ -146,11 +159,14 @@ def svg_chart(samples: Sequence[Sample], events: Sequence[Event]) -> str:
         parts.append(_svg_text(_MARGIN - 6, y(share) + 4, f"{100 * share:.0f} %", "end"))
     for at_s in (first, last):
         parts.append(_svg_text(x(at_s), bottom + 16, f"{at_s:.0f} s", "middle"))
-    parts.append(
-        _svg_text(_MARGIN, 16, "blocks of each prompt that were loaded:", "start")
-        + _svg_text(_MARGIN + 235, 16, "from the SSD", "start", _DISK_COLOR)
-        + _svg_text(_MARGIN + 315, 16, "from the pool", "start", _POOL_COLOR)
-    )
+    at = _MARGIN
+    for words, color in (
+        (f"{legend.title}:", _TEXT_COLOR),
+        (legend.lower, _LOWER_COLOR),
+        (legend.upper, _UPPER_COLOR),
+    ):
+        parts.append(_svg_text(at, 16, words, "start", color))
+        at += _CHARACTER * (len(words) + 1)
     for place, (name, event) in enumerate(zip(_names(len(events)), _sorted(events), strict=True)):
         at = x(event.at_s)
         line = f"{name}: {event.at_s:.1f} s, {event.text}"

@@ -29,6 +29,8 @@ class Answer:
     #: The same of each token, and of the most probable ones at its place if these were requested.
     logprobs: tuple[float, ...] = ()
     alternatives: tuple[Mapping[int, float], ...] = ()
+    #: Tokens of the prompt that the engine took from a cache; 0 unless they were requested.
+    cached_tokens: int = 0
 
     def after(self, tokens: int) -> Answer:
         """The answer without its first ``tokens`` tokens, of which it has more."""
@@ -62,6 +64,7 @@ def complete(
     timeout_s: float = 300.0,
     *,
     alternatives: int = 0,
+    with_usage: bool = False,
 ) -> Answer:
     """Answer a prompt given as token ids, greedily, with exactly ``max_tokens`` tokens.
 
@@ -69,6 +72,7 @@ def complete(
         address: HOST:PORT of the vLLM server.
         timeout_s: Seconds for which the connection may be silent.
         alternatives: The number of most probable tokens to report for each place; 0: none.
+        with_usage: Requests the cached tokens, for engines with --enable-prompt-tokens-details.
 
     Raises:
         RequestFailed: the server is gone, answered with an error, or with too few tokens.
@@ -76,6 +80,9 @@ def complete(
     request = completion_body(prompt, max_tokens)
     if alternatives:
         request |= {"logprobs": alternatives, "return_tokens_as_token_ids": True}
+    if with_usage:
+        request["stream_options"] = {"include_usage": True}
+    cached_tokens = 0
     tokens: list[int] = []
     logprobs: list[float] = []
     others: list[dict[int, float]] = []
@@ -83,6 +90,9 @@ def complete(
     start = time.monotonic()
     try:
         for event in _answer(address, request, timeout_s):
+            cached_tokens = max(cached_tokens, _cached_tokens(event))
+            if not event["choices"]:
+                continue  # The last event has the usage alone.
             choice = event["choices"][0]
             new_tokens = choice["token_ids"]
             if new_tokens and not tokens:
@@ -99,7 +109,13 @@ def complete(
     if len(tokens) != max_tokens:
         raise RequestFailed(f"{len(tokens)} tokens instead of {max_tokens}")
     total_s = time.monotonic() - start
-    return Answer(tuple(tokens), logprobs[0], ttft_s, total_s, tuple(logprobs), tuple(others))
+    seen = (tuple(logprobs), tuple(others), cached_tokens)
+    return Answer(tuple(tokens), logprobs[0], ttft_s, total_s, *seen)
+
+
+def _cached_tokens(event: Mapping[str, Any]) -> int:
+    details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+    return details.get("cached_tokens", 0)
 
 
 def _by_token(logprobs: Mapping[str, float]) -> dict[int, float]:

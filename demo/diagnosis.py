@@ -8,6 +8,7 @@ from tests.support.vllm_server import PegaServer, VllmServer
 #: Counters of pegaflow-server with the reasons why blocks were not stored or not found.
 _SERVER_COUNTERS = (
     "pegaflow_cache_block",
+    "pegaflow_directory_",
     "pegaflow_fetch_",
     "pegaflow_leases",
     "pegaflow_peer_",

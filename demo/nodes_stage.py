@@ -114,6 +114,8 @@ class DemoNode:
 class NodesStage(StartsChildren):
     """One run's nodes and results. Belongs to the main thread, which is in ``network``."""
 
+    pool_size = POOL_SIZE
+
     def __init__(
         self, build_dir: Path, logs: Path, sockets: Path, seed: int, network: Network
     ) -> None:
@@ -130,23 +132,27 @@ class NodesStage(StartsChildren):
         secret = sockets / "secret"
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(16) + "\n")
-        peers = ",".join(f"{network[name].address}:{PEER_PORT}" for name in NAMES)
+        self.network = network
         self.nodes: dict[str, DemoNode] = {}
         for name in NAMES:
             node = network[name]
             directory = sockets / name
             directory.mkdir()
-            arguments = ("--peers", peers, "--peer-listen", f"{node.address}:{PEER_PORT}")
+            arguments = (*self._links(), "--peer-listen", f"{node.address}:{PEER_PORT}")
             # An RDMA card of this machine would bypass the links that are broken here.
             arguments += ("--nics", "none", "--peer-secret-file", str(secret), *PATIENT_PEERS)
             server = PegaServer(
-                build_dir / "server" / "pegaflow-server", directory, POOL_SIZE, arguments
+                build_dir / "server" / "pegaflow-server", directory, self.pool_size, arguments
             )
             server.log_file = logs / f"pegaflow-server-{name}.log"
             server.host, server.prefix = node.control_address, node.prefix
             self.nodes[name] = DemoNode(node, server)
         self.a, self.b, self.c = (self.nodes[name] for name in NAMES)
         self.pega = self.a.server
+
+    def _links(self) -> tuple[str, ...]:
+        """The options of a server by which it has links to the others."""
+        return ("--peers", ",".join(f"{self.network[name].address}:{PEER_PORT}" for name in NAMES))
 
     # -- servers
 

@@ -24,6 +24,8 @@ from tests.support.vllm_server import (
 
 #: On and off the block grid, one of a single chunk and one of several.
 LENGTHS = (500, 512, 1000, 3000)
+#: The prefill engine computes longer prompts in chunks of this size, each of which is saved.
+CHUNK_TOKENS = 512
 #: Both engines run a small model.
 KV_CACHE_BYTES = 1 << 29
 #: Two servers and two engines share a few cores: a response within 15 ms is impossible.
@@ -43,6 +45,12 @@ class PdStage(StartsChildren):
         self.prompts = [Prompt(str(length), self.maker.tokens(length)) for length in LENGTHS]
         #: Asked for when the prefill engine's server is gone.
         self.last = Prompt("last", self.maker.tokens(2000))
+        #: For the requests that both engines receive at once.
+        self.early = [Prompt(f"{n} (early)", self.maker.tokens(n)) for n in LENGTHS]
+        #: Further ones, of several chunks.
+        self.chunked = [Prompt(f"3000 (chunks {n})", self.maker.tokens(3000)) for n in range(3)]
+        #: One whose prefill is killed.
+        self.killed = Prompt("3000 (killed)", self.maker.tokens(3000))
         self.baseline: dict[str, Answer] = {}
         self.texts: dict[str, TextAnswer] = {}
         self.figures: dict[str, Any] = {}
@@ -66,7 +74,10 @@ class PdStage(StartsChildren):
             python_path=[build_dir / "python"],
         )
         self.plain = VllmServer(plain, sockets / "plain")
-        self.prefill = VllmServer(connected, sockets / "prefill")
+        chunks = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
+        self.prefill = VllmServer(
+            dataclasses.replace(connected, arguments=chunks), sockets / "prefill"
+        )
         self.decode = VllmServer(
             dataclasses.replace(connected, connector=self.decode_pega.address), sockets / "decode"
         )
@@ -164,6 +175,37 @@ class PdStage(StartsChildren):
             int(metrics.total("vllm:generation_tokens_total")),
         )
 
+    def early_waits(self, result: str) -> int:
+        """Requests of the decode engine that waited for a prefill that was sent with them."""
+        metrics = self.decode.metrics()
+        return int(metrics.total("vllm:pegaflow_early_handovers_total", result=result))
+
+    def chunked_loads(self, result: str) -> int:
+        """Loads of the decode engine that began before the prefill had ended."""
+        metrics = self.decode.metrics()
+        return int(metrics.total("vllm:pegaflow_chunked_loads_total", result=result))
+
+    def missing_blocks(self) -> int:
+        """Blocks that loads of the decode engine did not bring, so that it computed them."""
+        return int(self.decode.metrics().total("vllm:pegaflow_load_failed_blocks_total"))
+
+    def unfinished(self) -> tuple[int, int]:
+        """Requests that the prefill engine and the decode engine have."""
+        counts = [
+            metrics.total("vllm:num_requests_running") + metrics.total("vllm:num_requests_waiting")
+            for metrics in (self.prefill.metrics(), self.decode.metrics())
+        ]
+        return int(counts[0]), int(counts[1])
+
     def prefilled(self) -> int:
         """Requests that the prefill engine has answered."""
         return int(self.prefill.metrics().total("vllm:request_success_total"))
+
+
+def loaded_tokens(prompt: Prompt) -> int:
+    """The tokens that the decode engine must load: all but the last one.
+
+    On the block grid vLLM counts a load of the whole prompt, and computes its last token again.
+    """
+    tokens = len(prompt)
+    return tokens - 1 if tokens % BLOCK_TOKENS else tokens
