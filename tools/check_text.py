@@ -5,7 +5,7 @@ usage: check_text.py [ROOT]
 
 Looks at every text file that git tracks, or would: no absolute path into a home or a work
 directory, no host of a private package registry, no conflict mark, no blank at a line's end, and
-in Markdown no link to a missing file or heading.
+in Markdown no link to a missing file or heading, and no table whose lines were joined.
 """
 
 import pathlib
@@ -35,6 +35,8 @@ RULES = (
 
 MARKDOWN_LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+INDENTED_CODE_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+JOINED_TABLE = re.compile(r"\| \|[ :-]*-{3}")
 CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -67,6 +69,20 @@ def dead_links(root: pathlib.Path, name: str, text: str) -> list[str]:
     return found
 
 
+def joined_tables(name: str, text: str) -> list[str]:
+    """Tables of a Markdown file whose lines were joined, so that they are shown as text."""
+
+    def blank(block: re.Match[str]) -> str:
+        return "\n" * block[0].count("\n")
+
+    lines = INDENTED_CODE_BLOCK.sub(blank, text).splitlines()
+    return [
+        f"{name}:{number}: the lines of a table are joined: {line.strip()[:100]}"
+        for number, line in enumerate(lines, start=1)
+        if JOINED_TABLE.search(line)
+    ]
+
+
 def problems_of(name: str, text: str) -> list[str]:
     found = [
         f"{name}:{number}: {what}: {line.strip()[:100]}"
@@ -97,7 +113,7 @@ def main(argv: list[str]) -> int:
             text = data.decode(errors="replace")
             problems += problems_of(name, text)
             if name.endswith(".md"):
-                problems += dead_links(root, name, text)
+                problems += dead_links(root, name, text) + joined_tables(name, text)
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 

@@ -13,7 +13,8 @@ case $(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}") in
     'ubuntu 24.04') packages_build+=(libboost1.83-dev) ;;
     *) packages_build+=(libboost-dev) ;; # not tried; without 1.81 the router is left out
 esac
-packages_test=(iproute2 procps util-linux curl)
+# redis-tools has the server's program, too; redis-server would add a service that runs at once.
+packages_test=(iproute2 procps util-linux curl redis-tools openssl)
 packages_bench=(fio) # the bound of `./dev bench disk`
 packages_bundle=(patchelf binutils)
 packages_vllm=(libnuma1 gcc binutils python3-venv)

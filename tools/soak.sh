@@ -37,6 +37,12 @@ stage 'many ends of a server with a kept pool' env PEGA_KEEP_KILLS=1000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test python/keep_kills --seed "$seed" --counts-file "$counts"
 stage 'many schedules of an event stream that loses batches' env PEGA_SOURCE_SCHEDULES=200000 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/kv_source --seed "$seed" --counts-file "$counts"
+stage 'many nodes and a directory' env PEGA_DIRECTORY_NODES=200 PEGA_DIRECTORY_SECONDS=120 \
+    PEGA_DIRECTORY_CHURN=10 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test sim/directory --seed "$seed" --counts-file "$counts"
+stage 'a thousand nodes and a directory' env PEGA_DIRECTORY_SCALE_NODES=1000 \
+    PEGA_DIRECTORY_SCALE_SECONDS=300 PEGA_DIRECTORY_CHURN=10 \
+    PEGA_TEST_NO_LIMIT=1 ./dev test sim/directory_scale --seed "$seed" --counts-file "$counts"
 stage 'planted mistakes between nodes, the rare one too' env PEGA_RARE_MISTAKES=1 \
     PEGA_TEST_NO_LIMIT=1 ./dev test sim/nodes_mistakes --seed "$seed" --counts-file "$counts"
 stage 'many outages of a network' env PEGA_TEST_HOLES=100 \

@@ -27,6 +27,8 @@ OURS = (
     "transport",
     "engine",
     "cluster",
+    "directory",
+    "index",
     "client",
     "server",
     "router",

@@ -30,6 +30,7 @@ def linked_files(build: pathlib.Path) -> list[pathlib.Path]:
         "server/pegaflow-server",
         "server/pegaflow-keeper",
         "router/pegaflow-router",
+        "router/pegaflow-index",
         "perf/pegaflow-perf",
     )
     found = [build / name for name in names if (build / name).is_file()]
