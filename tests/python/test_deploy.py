@@ -220,7 +220,10 @@ kill -KILL "$former"
 serves
 echo "killed $(of keeper)"
 systemctl --user stop pegaflow-server
-while systemctl --user is-active --quiet pegaflow-keeper; do :; done
+# A unit that is being stopped is not active either, and still has its process.
+until [ "$(systemctl --user show -P ActiveState pegaflow-keeper)" = inactive ]; do
+    if systemctl --user is-failed --quiet pegaflow-keeper; then exit 1; fi
+done
 echo "stopped $(of keeper)"
 systemctl --user start pegaflow-server
 serves
