@@ -111,6 +111,35 @@ def test_a_prompt_of_less_than_two_blocks(pega, prompt, length, loaded):
         assert answer.loaded == loaded
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_larger_than_the_limit_of_pins_is_handed_over_whole(pega, prompt, kind):
+    tokens = prompt(605)  # 38 blocks, and 5 may be pinned for prompts that stay here
+    small = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800, "blocks": 100}
+    with engines(pega.address, KINDS[kind] | small, KINDS[kind] | {"max_model_len": 800}) as (p, d):
+        params = prefill(p, "x", tokens)
+
+        answer = d.ask("x", tokens, 4, params=params)
+
+        assert waits(d, "over") == 1
+        assert answer.loaded == 604
+
+
+def test_each_chunk_of_a_prompt_to_hand_over_is_saved_with_its_own_step(pega, prompt):
+    """A decode engine follows the chunks, and a busy engine's next step is a long time off."""
+    tokens = prompt(605)
+    small = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800, "blocks": 100}
+    with engines(pega.address, small | {"max_num_batched_tokens": 160}) as (p, _):
+        steps = []
+        p.on_schedule = lambda output: steps.append(
+            (output.total_num_scheduled_tokens, p.connector._scheduler.saves.pinned)
+        )
+        prefill(p, "x", tokens)
+
+        computed = [pinned for scheduled, pinned in steps if scheduled]
+        assert computed[0] == 160 // BLOCK
+        assert p.stats["saves"] == len(computed) == 4
+
+
 def test_both_engines_have_a_part_of_the_prompt(pega, prompt):
     head, tail = prompt(160), prompt(140)
     with engines(pega.address) as (p, d):

@@ -108,7 +108,9 @@ class Saves:
 
     At most ``limit`` blocks are pinned. A live request's further blocks wait, since vLLM keeps them
     anyway. Those of a request that ends wait without protection: each is saved if vLLM's own cache
-    still has it by then, else dropped and counted.
+    still has it by then, else dropped and counted. The blocks of a prompt that another engine waits
+    for are pinned up to ``handover_limit`` instead: it would wait for a step of this engine, or
+    compute what is saved late.
 
     A server whose eviction policy refuses saves may refuse these, unless this engine hands prompts
     over to others, which wait for their blocks.
@@ -119,6 +121,7 @@ class Saves:
         blocks: GpuBlocks,
         *,
         limit: int,
+        handover_limit: int,
         ranks: int,
         counts: Counts,
         clock: Callable[[], float],
@@ -134,6 +137,7 @@ class Saves:
         #: block that a job of another request saves.
         self.hands_over = False
         self._limit = limit
+        self._handover_limit = max(limit, handover_limit)
         self._labels = labels
         self._undrafted = undrafted
         self._ranks = ranks
@@ -161,6 +165,11 @@ class Saves:
     def room(self) -> int:
         """The number of blocks that may be pinned now."""
         return self._limit - self._pinned
+
+    @property
+    def handover_room(self) -> int:
+        """The same for blocks of a prompt that another engine waits for."""
+        return self._handover_limit - self._pinned
 
     def ends_a_block(self, tokens: int, block_tokens: int) -> bool:
         """Whether a state that vLLM offers after ``tokens`` can be saved: no others have a key."""

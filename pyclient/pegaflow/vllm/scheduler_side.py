@@ -33,6 +33,9 @@ log = logging.getLogger("vllm.pegaflow")
 #: The interval of reading the link's state, and the longest time until a new server is detected.
 LINK_INTERVAL_S = 0.1
 
+#: So much of the GPU's blocks may be pinned, counting those of prompts that other engines wait for.
+HANDOVER_PINNED_PERCENT = 50
+
 
 class SchedulerSide:
     """Bound to the scheduler's thread; no call waits longer than its deadline.
@@ -184,6 +187,7 @@ class SchedulerSide:
             self.saves = Saves(
                 blocks,
                 limit=max(self.rules.pins_at_once, share),
+                handover_limit=blocks.count * HANDOVER_PINNED_PERCENT // 100,
                 ranks=self.ranks,
                 counts=self.counts,
                 clock=self._clock,

@@ -181,13 +181,14 @@ class OneKindProgress:
             return
         stop = min(stop, self._chain.usable_blocks())
         first = self.next_save
+        handed = is_asked_for(self._request)
         run = saves.run(0, self._request, self._chain, first, stop) if first < stop else None
         for index in range(first, stop):
             key = self._chain.key(index)
             if job := saves.job_with(key):
                 self.last_job = max(self.last_job, job)
             elif table[index] != 0:
-                if saves.room > 0:
+                if (saves.handover_room if handed else saves.room) > 0:
                     self.last_job = saves.add(
                         key, (table[index],), run, index - first, before=index
                     )
@@ -221,7 +222,7 @@ class OneKindProgress:
         key = tail_key(self._request, self._chain, self._block_size)
         if job := saves.job_with(key):
             self.last_job = max(self.last_job, job)
-        elif key and saves.room > 0:
+        elif key and saves.handover_room > 0:
             self.last_job = saves.add(key, (table[index],), before=index)
         else:
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pegaflow import _native
 from pegaflow.engine.kinds import KindRule
 from pegaflow.engine.rates import Computing
+from pegaflow.vllm.handover import is_asked_for
 from pegaflow.vllm.hints import NO_HINTS, Hints
 from pegaflow.vllm.keys import KeyChain, KindKeys
 from pegaflow.vllm.plans import Offers, Tables
@@ -210,10 +211,11 @@ class SeveralKindsProgress:
         usable = self._keys.usable_units()
         offers = self._checked(saves, offers, usable)
         late: list[Storable] = []
+        room = saves.handover_room if is_asked_for(self._request) else saves.room
         if last:
-            found, late = self._plan.finish(tables, tokens, usable, saves.room)
+            found, late = self._plan.finish(tables, tokens, usable, room)
         else:
-            found = self._plan.step(tables, tokens, usable, saves.room, offers)
+            found = self._plan.step(tables, tokens, usable, room, offers)
         for one, run, index in self._in_runs(saves, found):
             key = self._keys.key(one.kind, one.block)
             job = saves.job_with(key, one.kind)
