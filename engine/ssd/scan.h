@@ -40,6 +40,8 @@ class Scan {
   };
   /// The next read; no value while all that is known to be needed has been returned.
   std::optional<Read> next();
+  /// A read that next() has returned could not be started: it is returned again.
+  void put_back(const Read& read) { more_.push_back(read); }
   /// Its bytes. Each read ends with one take() or failed().
   void take(const Read& read, std::span<const std::byte> bytes);
   /// The read failed: the segment's further blocks are lost. Of a long table that was read at once,
@@ -70,7 +72,7 @@ class Scan {
   SegmentLog& log_;
   std::vector<bool> alive_;  ///< By number.
   std::uint32_t next_segment_ = 0;
-  std::vector<Read> more_;        ///< The rest of segments with a long table.
+  std::vector<Read> more_;        ///< The rest of segments with a long table, and put_back().
   bool has_long_tables_ = false;  ///< The last table that ended was longer than the first pages.
   std::uint32_t done_ = 0;
   std::uint64_t greatest_life_ = 0;

@@ -53,6 +53,10 @@ void SsdDisk::completed(Disk::Completion&& completion) {
   const Handler handler = std::move(found->second);
   pending_.erase(found);
   handler(completion);
+  if (refused_scan_reads_ > 0) {
+    --refused_scan_reads_;
+    scan_more(nullptr);
+  }
   if (!syncing_.empty()) finish_sync();
 }
 
@@ -226,35 +230,39 @@ void SsdDisk::start_scan() {
 }
 
 /// Starts the next read of the scan, into the buffer of a former one if that is large enough.
-void SsdDisk::scan_more(std::shared_ptr<AlignedBuffer> used) {
-  if (state_ != State::kScanning) return;
-  const auto read = scan_->next();
-  if (!read) {
-    if (scan_->is_done()) end_scan();
-    return;
-  }
-  auto buffer = std::move(used);
-  if (buffer == nullptr || buffer->bytes().size() < read->bytes) {
-    buffer = std::make_shared<AlignedBuffer>(read->bytes);
-  }
-  const std::span<std::byte> bytes = buffer->bytes().first(read->bytes);
-  const bool is_accepted = submit({.priority = Disk::Priority::kBackground,
-                                   .offset = read->offset,
-                                   .memory = {bytes},
-                                   .hook = {}},
-                                  [this, buffer, bytes, read](Disk::Completion& completion) {
-                                    if (completion.error) {
-                                      ++counted_.read_errors;
-                                      scan_->failed(*read);
-                                    } else {
-                                      scan_->take(*read, bytes);
-                                      make_room_in_index(index_->size(), 0);
-                                    }
-                                    scan_more(buffer);
-                                  });
-  if (!is_accepted) {
+void SsdDisk::scan_more(std::shared_ptr<AlignedBuffer> buffer) {
+  while (state_ == State::kScanning) {
+    const auto read = scan_->next();
+    if (!read) {
+      if (scan_->is_done()) end_scan();
+      return;
+    }
+    if (buffer == nullptr || buffer->bytes().size() < read->bytes) {
+      buffer = std::make_shared<AlignedBuffer>(read->bytes);
+    }
+    const std::span<std::byte> bytes = buffer->bytes().first(read->bytes);
+    const bool is_accepted = submit({.priority = Disk::Priority::kBackground,
+                                     .offset = read->offset,
+                                     .memory = {bytes},
+                                     .hook = {}},
+                                    [this, buffer, bytes, read](Disk::Completion& completion) {
+                                      if (completion.error) {
+                                        ++counted_.read_errors;
+                                        scan_->failed(*read);
+                                      } else {
+                                        scan_->take(*read, bytes);
+                                        make_room_in_index(index_->size(), 0);
+                                      }
+                                      scan_more(buffer);
+                                    });
+    if (is_accepted) return;
+    if (!pending_.empty()) {
+      // The queue of the disk is full. A completion repeats the read.
+      scan_->put_back(*read);
+      ++refused_scan_reads_;
+      return;
+    }
     scan_->failed(*read);
-    scan_more(std::move(buffer));
   }
 }
 

@@ -220,7 +220,7 @@ class SsdDisk {
                                                        std::uint64_t segment_bytes) const;
   Result<void> choose_superblock(std::span<std::byte> head);
   Result<void> choose_size();
-  void scan_more(std::shared_ptr<AlignedBuffer> used);
+  void scan_more(std::shared_ptr<AlignedBuffer> buffer);
   void end_scan();
   bool open_segment();
   void end_write(std::uint64_t ticket, Disk::Completion& completion);
@@ -250,6 +250,7 @@ class SsdDisk {
   std::optional<engine::ssd::Index> index_;
   std::optional<engine::ssd::SegmentLog> log_;
   std::unique_ptr<engine::ssd::Scan> scan_;
+  std::size_t refused_scan_reads_ = 0;  ///< Since the queue of the disk was full.
   TimePoint scan_began_{};
   std::uint64_t next_life_ = 0;
   std::uint64_t first_own_life_ = 0;  ///< Segments of smaller lives are of earlier openings.

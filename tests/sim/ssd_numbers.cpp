@@ -1,4 +1,5 @@
-// The order in which a disk of the SSD tier records names and the tables that use their numbers.
+// The order in which a disk of the SSD tier records names and the tables that use their numbers,
+// and what a scan finds while the queue of the disk is full.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -36,8 +37,8 @@ BlockKey key_of(std::uint8_t number) {
 struct Machine {
   Machine() : drive(clock, testing::seed(), kSize) { start(); }
 
-  void start() {
-    auto opened = drive.open({}, [this](Disk::Completion&& completion) {
+  void start(const Disk::Limits& limits = {}) {
+    auto opened = drive.open(limits, [this](Disk::Completion&& completion) {
       if (disk) disk->completed(std::move(completion));
     });
     REQUIRE(opened);
@@ -51,11 +52,11 @@ struct Machine {
     run_until_idle();
     REQUIRE(disk->state() == SsdDisk::State::kReady);
   }
-  void kill_and_start() {
+  void kill_and_start(const Disk::Limits& limits = {}) {
     drive.kill();
     while (drive.is_locked()) advance();
     disk.reset();
-    start();
+    start(limits);
   }
   void advance() {
     const TimePoint next = drive.next_time();
@@ -88,6 +89,21 @@ struct Machine {
 }  // namespace
 
 TEST_SUITE("a simulated SSD") {
+  TEST_CASE("a scan whose reads find the queue of the disk full finds all blocks") {
+    set_log_level(LogLevel::kOff);
+    constexpr std::uint8_t kBlocks = 250;  // In two of the four segments.
+    Machine machine;
+    for (std::uint8_t key = 0; key < kBlocks; ++key) machine.write(1, key);
+    machine.run_until_idle();
+    machine.disk->poll();
+    machine.run_until_idle();
+
+    machine.kill_and_start({.requests = 1});
+
+    CHECK(machine.disk->stats().recovered_blocks == kBlocks);
+    for (std::uint8_t key = 0; key < kBlocks; ++key) CHECK(machine.has(1, key));
+  }
+
   TEST_CASE("a number of a name whose record was lost in a kill finds no block of another name") {
     set_log_level(LogLevel::kOff);
     // Each count of events after which the process is killed: between any two I/Os.
