@@ -92,6 +92,9 @@ Result<PoolMapping> PoolMapping::map(int fd, std::uint64_t size_bytes) {
   if (::madvise(memory, size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "exclude the pool from child processes");
   }
+  if (::madvise(memory, size_bytes, MADV_DONTDUMP) != 0) {
+    return fail_errno(errno, "exclude the pool from core dumps");
+  }
   return mapping;
 }
 

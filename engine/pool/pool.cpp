@@ -227,6 +227,10 @@ Result<Pool> Pool::map(UniqueFd fd, std::uint64_t size_bytes, std::uint64_t page
   if (::madvise(bytes.data(), size_bytes, MADV_DONTFORK) != 0) {
     return fail_errno(errno, "keep the pool from forked children");
   }
+  // It would make a core dump of this process as large as the pool.
+  if (::madvise(bytes.data(), size_bytes, MADV_DONTDUMP) != 0) {
+    return fail_errno(errno, "keep the pool out of core dumps");
+  }
   return pool;
 }
 

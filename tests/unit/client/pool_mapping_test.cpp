@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <span>
+#include <string>
 #include <utility>
 
 #include <fcntl.h>
@@ -13,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include "base/os/unique_fd.h"
+#include "tests/support/mapping_flags.h"
 
 namespace pegaflow {
 namespace {
@@ -56,6 +58,13 @@ TEST_SUITE("PoolMapping") {
     moved = PoolMapping();
     unsigned char resident = 0;
     CHECK(::mincore(at, 4096, &resident) != 0);  // Nothing is mapped there.
+  }
+
+  TEST_CASE("a core dump of the engine does not contain the pool") {
+    const UniqueFd fd = make_pool(F_SEAL_SHRINK | F_SEAL_GROW);
+    const Result<PoolMapping> mapping = PoolMapping::map(fd.get(), kBytes);
+    REQUIRE(mapping);
+    CHECK(testing::flags_of_mapping(mapping->bytes().data()).find(" dd ") != std::string::npos);
   }
 
   TEST_CASE("a pool of another size, or whose size could change, is rejected") {

@@ -1,6 +1,5 @@
 // A store continues with the rows that another one left: BlockStore::adopt().
 #include <algorithm>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "engine/kept/kept_tables.h"
 #include "engine/namespace_table.h"
 #include "tests/support/kept_copy.h"
+#include "tests/support/mapping_flags.h"
 #include "tests/support/seed.h"
 #include "tests/unit/engine/store_fixture.h"
 
@@ -226,16 +226,7 @@ TEST_SUITE("BlockStore, adoption") {
   TEST_CASE("the tables are not part of a core dump, which would allocate all of them") {
     ManualClock clock;
     const KeptTables tables = tables_of(kFrames, clock);
-    std::ifstream maps("/proc/self/smaps");
-    bool is_theirs = false;
-    std::string flags;
-    for (std::string line; std::getline(maps, line);) {
-      if (line.find("memfd:pegaflow-tables") != std::string::npos) is_theirs = true;
-      if (!is_theirs || line.rfind("VmFlags:", 0) != 0) continue;
-      flags = line + " ";
-      is_theirs = false;
-    }
-    CHECK(flags.find(" dd ") != std::string::npos);
+    CHECK(testing::flags_of_mapping(tables.policy(0).data()).find(" dd ") != std::string::npos);
   }
 
   TEST_CASE("a new shape remembers nothing of a former one with its number") {

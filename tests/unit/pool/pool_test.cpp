@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/pool/memory_room.h"
+#include "tests/support/mapping_flags.h"
 #include "tests/support/skip.h"
 
 namespace pegaflow {
@@ -92,6 +93,12 @@ TEST_SUITE("Pool") {
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
+  }
+
+  TEST_CASE("a core dump does not contain the pool") {
+    const auto pool = make(kMiB);
+    REQUIRE(pool);
+    CHECK(testing::flags_of_mapping(pool->bytes().data()).find(" dd ") != std::string::npos);
   }
 
   TEST_CASE("progress rises to the size, and the memory goes with the pool") {
