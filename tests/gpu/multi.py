@@ -107,7 +107,7 @@ class Test:
             )
 
     def server_killed(self, stack: contextlib.ExitStack) -> None:
-        """While prompts are on their way by both."""
+        """While prompts are in flight by both."""
         prompts = self._prompts()
         arms = ["kv-params", "serial"] * (PROMPTS // 2)
         asks = [
@@ -135,7 +135,7 @@ class Test:
         )
 
     def prefill_killed(self) -> None:
-        """While prompts are on their way by both: the decode engine computes them."""
+        """While prompts are in flight by both: the decode engine computes them."""
         prompts = self._prompts()
         arms = ["kv-params", "serial"] * (PROMPTS // 2)
         asks = [
