@@ -7,6 +7,7 @@ router add is the difference to the prompt that the prefill engine answers alone
 
   ours    PegaFlow's connector: serial (--flow store), early (--flow auto), first (--flow store
           --pd-first-token)
+  early   of these, early alone
   whole   the same, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
   nixl    vLLM's NixlConnector: serial (--flow kv-params)
   multi   both in a MultiConnector: kv-params loads by NIXL, store by PegaFlow
@@ -74,6 +75,7 @@ FLOWS = {
 #: What each configuration measures beside the prefill engine alone.
 CONFIGURATIONS = {
     "ours": ("serial", "early", "first"),
+    "early": ("early",),
     "whole": ("early",),
     "nixl": ("kv-params",),
     "multi": ("kv-params", "serial"),
@@ -338,7 +340,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--bursts", type=int, default=0, help="bursts of 8 prompts of 10,001 tokens, 4 a second"
     )
-    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--configurations", default="ours,whole,nixl,multi")
     parser.add_argument("--gpu-blocks", type=int, default=8000)
     parser.add_argument("--pool-gib", type=int, default=40)
     parser.add_argument("--output-tokens", type=int, default=8)

@@ -344,12 +344,23 @@ class Bench:
         return served.seconds
 
     def announce(self, router: RouterServer, prompt: list[int]) -> None:
-        """Returns when the near server has what the far one has of the prompt."""
+        """Returns when the near server has what the far one has of the prompt.
+
+        A router that has just seen the engine start fetches nothing for it yet, so the announcement
+        is repeated.
+        """
         before = self.fetched()
         body = {"model": MODEL_NAME, "prompt": prompt}
-        post(router.http, "/kv/prefetch/v1/completions", body)
         blocks = self.tokens // BLOCK - 1
-        wait_until("the blocks were fetched", lambda: self.fetched() - before >= blocks)
+        for attempts_left in reversed(range(20)):
+            post(router.http, "/kv/prefetch/v1/completions", body)
+            try:
+                wait_until("the blocks were fetched", lambda: self.fetched() - before >= blocks, 6)
+            except TimeoutError:
+                if not attempts_left:
+                    raise
+            else:
+                return
 
     @staticmethod
     def misses(engine: Vllm) -> collections.Counter[str]:
