@@ -5,8 +5,6 @@ The name that configurations use; the connector is in ``pegaflow.vllm``.
 
 import logging
 
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
 from pegaflow.vllm import PegaKVConnector
 
 __all__ = ["PegaKVConnector"]
@@ -14,10 +12,12 @@ __all__ = ["PegaKVConnector"]
 # A configuration names the module as well. But vLLM's MultiConnector looks its connectors up by
 # name alone when it shows their metrics, and an unknown name ends the API server.
 try:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
     KVConnectorFactory.register_connector("PegaKVConnector", __name__, "PegaKVConnector")
-except ValueError as error:
+except (ImportError, AttributeError, ValueError) as error:
     logging.getLogger("vllm.pegaflow").warning(
-        "pegaflow: %s Another package has this name too: do not use MultiConnector with both "
-        "installed",
+        "pegaflow: the connector is not registered by its name, so do not use it in a "
+        "MultiConnector: %s",
         error,
     )
