@@ -125,7 +125,7 @@ def test_a_prompt_larger_than_the_limit_of_pins_is_handed_over_whole(pega, promp
 
 
 def test_each_chunk_of_a_prompt_to_hand_over_is_saved_with_its_own_step(pega, prompt):
-    """A decode engine follows the chunks, and a busy engine's next step is a long time off."""
+    """A decode engine follows the chunks, and a busy engine's next step may come much later."""
     tokens = prompt(605)
     small = {"extra": {"pegaflow.max_pinned_percent": 5}, "max_model_len": 800, "blocks": 100}
     with engines(pega.address, small | {"max_num_batched_tokens": 160}) as (p, _):

@@ -208,8 +208,10 @@ def test_a_failing_hook_costs_the_cache_only(served, pega, path):
         engine.close()
 
 
-def test_a_decode_engine_waits_for_the_windows_of_a_prefill_engine(make):
-    prefill, decode = make("gemma3"), make("gemma3")
+@pytest.mark.parametrize("room", [50, 1])
+def test_a_decode_engine_waits_for_the_windows_of_a_prefill_engine(make, room):
+    """``room``: percent of the GPU's blocks that may be pinned for prompts that stay there."""
+    prefill, decode = make("gemma3", blocks=200, room=room), make("gemma3")
     prompt = prompt_of(300)
     prefill.add("p", prompt, 1, params={"pegaflow": {"save_tail": True}})
     prefill.run()

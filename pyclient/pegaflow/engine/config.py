@@ -207,7 +207,8 @@ OPTIONS = (
         "max_pinned_percent",
         10,
         "The share of the GPU's blocks that may be pinned for saves at once. Further blocks wait; "
-        "those of a finished request are dropped if vLLM reuses them first.",
+        "those of a finished request are dropped if vLLM reuses them first. Blocks of prompts that "
+        "a decode engine waits for may be pinned up to 50 %.",
         unit="%",
         bounds=(1, 50),
     ),

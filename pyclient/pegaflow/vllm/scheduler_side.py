@@ -33,7 +33,8 @@ log = logging.getLogger("vllm.pegaflow")
 #: The interval of reading the link's state, and the longest time until a new server is detected.
 LINK_INTERVAL_S = 0.1
 
-#: So much of the GPU's blocks may be pinned, counting those of prompts that other engines wait for.
+#: The share of the GPU's blocks that may be pinned, in percent, while another engine waits for some
+#: of them.
 HANDOVER_PINNED_PERCENT = 50
 
 
