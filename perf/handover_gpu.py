@@ -132,6 +132,8 @@ class Row:
 
     def megabytes(self) -> str:
         """What the decode engine has received for a prompt, by PegaFlow and by NIXL."""
+        if not self.grown[1]:
+            return ""
         names = ("vllm:pegaflow_loaded_bytes", "vllm:nixl_bytes_transferred_sum")
         found = [sum(v for k, v in self.grown[1].items() if k.startswith(name)) for name in names]
         return ", ".join(f"{each / len(self.ttft_ms) / 1e6:.0f}" for each in found)
@@ -245,7 +247,7 @@ class Rig:
                 reference = self.engines[0].complete(one, self.options.output_tokens)
                 rows[arm].grow(before, self.metrics())
             rows[arm].take(answer, reference)
-            # What the engines still save or report does not meet the next prompt.
+            # Let pending saves and reports finish before the next prompt.
             time.sleep(self.options.pause)
 
     def bursts(self, count: int) -> list[Row]:
@@ -355,6 +357,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options.lengths = [tokens for tokens, _ in options.rounds]
     if wrong := [tokens for tokens in options.lengths if tokens % BLOCK != 1]:
         parser.error(f"--lengths: {wrong} are not one more than a multiple of {BLOCK}")
+    if options.output_tokens < 2:
+        parser.error(f"--output-tokens {options.output_tokens} is less than 2")
     options.configurations = options.configurations.split(",")
     if unknown := set(options.configurations) - set(CONFIGURATIONS):
         parser.error(f"--configurations: {sorted(unknown)}; known are {list(CONFIGURATIONS)}")

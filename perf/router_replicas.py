@@ -95,8 +95,11 @@ def draw(rng: random.Random, length_s: float, requests_per_second: float) -> lis
 class Fleet:
     """The engines, and routers in front of them that change with each arm."""
 
-    def __init__(self, binary: Path, directory: Path, engines: Sequence[SerialEngine]) -> None:
+    def __init__(
+        self, binary: Path, directory: Path, engines: Sequence[SerialEngine], queue_time: str
+    ) -> None:
         self.binary = binary
+        self.queue_time = queue_time
         self.directory = directory
         self.engines = engines
         self.secret = directory / "secret"
@@ -115,6 +118,7 @@ class Fleet:
             urls = [engine.url.removeprefix("http://") for engine in self.engines]
             router = RouterServer(self.binary, directory, [], urls)
             router.arguments += ["--health-interval", "200ms", "--access-log", "false"]
+            router.arguments += ["--engine-queue-time", self.queue_time]
             if arm == "four sharing":
                 router.arguments += ["--replica-listen", address, "--replicas", *addresses]
                 router.arguments += ["--peer-secret-file", str(self.secret)]
@@ -262,6 +266,7 @@ async def started(count: int, tokens_per_second: float) -> AsyncIterator[list[Se
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[Outcome]]:
     rng = random.Random(options.seed)
     binary = options.build_dir / "router" / "pegaflow-router"
+    queue_time = options.engine_queue_time
     rounds: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
     for number in range(1, options.rounds + 1):
         bursts = draw(rng, options.seconds, options.rate)
@@ -270,7 +275,7 @@ async def measure(options: argparse.Namespace, directory: Path) -> dict[str, lis
             own = directory / name
             own.mkdir()
             async with started(options.engines, options.tokens_per_second) as engines:
-                async with Fleet(binary, own, engines).routers(arm) as routers:
+                async with Fleet(binary, own, engines, queue_time).routers(arm) as routers:
                     outcome = await play(routers, bursts, f"{options.seed} {name}", options.warm_up)
                 busy = sum(engine.busy_s for engine in engines) / len(engines)
             rounds[arm].append(outcome)
@@ -289,6 +294,11 @@ def main() -> int:
     arguments.add_argument("--engines", type=int, default=8)
     arguments.add_argument("--tokens-per-second", type=float, default=5000.0, help="of an engine")
     arguments.add_argument("--rate", type=float, default=14.0, help="requests a second")
+    arguments.add_argument(
+        "--engine-queue-time",
+        default="500ms",
+        help="of the routers: requests wait in a router while all engines have longer queues",
+    )
     options = arguments.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="pega-perf-"))
     try:
@@ -303,6 +313,7 @@ def main() -> int:
         "engines": options.engines,
         "requests_per_second": options.rate,
         "tokens_per_second": options.tokens_per_second,
+        "engine_queue_time": options.engine_queue_time,
     }
     made = [figure(arm, rounds, params) for arm in ARMS[1:]]
     # Without sharing there is no target: it shows what sharing is worth.

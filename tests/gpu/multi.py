@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""NIXL's connector and ours in one MultiConnector, on two GPUs: prompts by either, and kills.
+"""NIXL's connector and ours in one MultiConnector on two GPUs, whose processes are killed.
 
     PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.multi --bin DIR --out DIR
 
@@ -18,9 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bench_ttft import Answer, prompt
-
-from perf.handover_gpu import VOCABULARY, Rig, parse
+from perf.handover_gpu import VOCABULARY, Answer, Rig, parse, prompt
 
 TOKENS = 4001
 PROMPTS = 6
