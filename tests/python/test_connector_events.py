@@ -17,6 +17,7 @@ from pegaflow import _native
 from pegaflow.vllm import events as block_events
 from tests.python.harness import PATIENT, Engine
 from tests.support.event_consumer import EventConsumer, consumer
+from tests.support.waiting import wait_until
 
 KINDS = {
     "plain": {},
@@ -44,6 +45,20 @@ class Listened:
         self.engine.run()
         self.engine.scheduler.kv_event_publisher._event_queue.join()
         return self.router.read()
+
+    def listen(self) -> None:
+        """Waits until the engine reads the server's journal, as from its first request on.
+
+        Blocks that it finds saved before that are reported with their next request only.
+        """
+        events = self.engine.connector._scheduler.events
+        events.listen()
+
+        def has_begun() -> bool:
+            assert events.take() == []
+            return events._position != _native.JOURNAL_END
+
+        wait_until(has_begun, "the engine does not read the journal")
 
     def believed(self) -> set[bytes]:
         return set(self.read().blocks["CPU"])
@@ -149,6 +164,7 @@ def test_blocks_that_another_engine_stored_are_also_reported_by_the_engine_that_
         listened(pega, short_path, "one") as one,
         listened(pega, short_path, "two", process=True, **options) as two,
     ):
+        two.listen()
         one.engine.ask("a", tokens)
         two.engine.ask("a", tokens)
         two.engine.run()
