@@ -26,6 +26,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "router/client_connection.h"
+#include "router/config/event_endpoints.h"
 #include "router/http/cors.h"
 #include "router/http/http_error.h"
 #include "router/http/log.h"
@@ -374,7 +375,12 @@ Result<T> of_option(std::string_view option, Result<T> value) {
 }
 
 /// Warns of options without effect.
-void warn_of_options(const RouterOptions& options, Flow flow) {
+void warn_of_options(const RouterOptions& options, Flow flow, const EventEndpoints& endpoints,
+                     const EngineList& list) {
+  for (const std::string& engine : endpoints.unlisted(list)) {
+    g_log.warn("--kv-events names an engine that --engines-file does not list now engine={}",
+               engine);
+  }
   if (!options.pd_first_token || uses_store(flow)) return;
   g_log.warn(
       "--pd-first-token has no effect with --flow {}: its parameters cover the prompt without "
@@ -423,6 +429,7 @@ Result<void> run_router(const RouterOptions& options) {
   PEGA_TRY_LET(const EngineList list, options.engines());
   PEGA_TRY_LET(const std::vector<EngineUrl> servers, options.server_urls());
   PEGA_TRY_LET(const std::vector<EngineUrl> renderer_urls, options.render_urls());
+  PEGA_TRY_LET(const EventEndpoints event_endpoints, options.event_endpoints(list));
   PEGA_TRY(options.check_passed());
   PEGA_TRY(options.check_cors_origins());
   PEGA_TRY_LET(const Flow flow, of_option("--flow", parse_flow(options.flow)));
@@ -433,7 +440,7 @@ Result<void> run_router(const RouterOptions& options) {
   KvParts* const kv = kv_parts ? &*kv_parts : nullptr;
   PEGA_TRY_LET(auto policies, policies_of(options, seed, kv, clock));
   raise_descriptor_limit();
-  warn_of_options(options, flow);
+  warn_of_options(options, flow, event_endpoints, list);
   Fleet fleet(fleet_options(options), std::move(policies), clock);
 
   // run() returns when no operation is pending, so no coroutine outlives the objects that it uses.
@@ -461,6 +468,7 @@ Result<void> run_router(const RouterOptions& options) {
                 .random = std::mt19937_64(seed + 2)};
   PEGA_TRY_LET(shared.secrets, options.secrets());
   const std::unique_ptr<Prefetches> prefetches = use_policy(shared, kv, seed + 4);
+  shared.event_endpoints = &event_endpoints;
   PEGA_TRY_LET(shared.access, options.access());
   PEGA_TRY_LET(shared.engine_key, options.engine_key());
   PEGA_TRY_LET(shared.salts, options.cache_salts());

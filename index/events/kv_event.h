@@ -39,10 +39,11 @@ enum class GroupKind : std::uint8_t {
   kOther,      ///< Sliding windows, recurrent states, unknown kinds: never indexed.
 };
 
-/// Engine whose optional fields are read. TensorRT-LLM publishes in vLLM's format.
+/// Engine whose optional fields are read.
 enum class Dialect : std::uint8_t {
   kVllm,
   kSglang,  ///< Fields behind `medium` have other meanings and are not read, except session_id.
+  kTensorRtLlm,  ///< vLLM's fields. The engine rejects requests with members of other engines.
 };
 
 /// One event. Spans and views point into its KvBatch.

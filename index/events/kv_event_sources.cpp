@@ -215,8 +215,13 @@ Result<std::vector<EventAddress>> parse_server_info(std::string_view text,
 
 Result<void> check_event_endpoint(std::string_view endpoint) {
   const std::optional<TcpEndpoint> parts = split_tcp(endpoint);
-  const bool tcp = parts && parts->port != 0 && !is_wildcard(parts->host);
-  if (tcp || is_ipc(endpoint)) return {};
+  if (parts && is_wildcard(parts->host)) {
+    return fail(Errc::kInvalidArgument,
+                "event endpoint: '{}' is an address to listen at; name the host to connect to, as "
+                "in tcp://10.0.0.1:{}",
+                endpoint, parts->port);
+  }
+  if ((parts && parts->port != 0) || is_ipc(endpoint)) return {};
   return fail(Errc::kInvalidArgument,
               "event endpoint: '{}' is neither tcp://HOST:PORT nor ipc:///PATH", endpoint);
 }

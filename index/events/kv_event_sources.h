@@ -23,6 +23,7 @@ struct EventAddress {
   Dialect dialect = Dialect::kVllm;
   /// The engine repeats a session id of a request's body only, and not of its head.
   bool wants_body_session = false;
+  bool is_configured = false;  ///< Named by the operator, and not by the engine.
 
   bool operator==(const EventAddress&) const = default;
 };
@@ -50,8 +51,9 @@ inline constexpr std::size_t kMaxServerInfoText = std::size_t{4} << 20U;  ///< B
 Result<std::vector<EventAddress>> parse_server_info(std::string_view text,
                                                     std::string_view engine_host);
 
-/// Checks an endpoint that a user configured: `tcp://HOST:PORT` or `ipc://PATH`.
-/// Errors: kInvalidArgument with the endpoint and the expected form.
+/// Checks an endpoint to connect to: `tcp://HOST:PORT` or `ipc:///PATH`.
+/// Errors: kInvalidArgument with the endpoint and the expected form, also for a wildcard as the
+/// host.
 Result<void> check_event_endpoint(std::string_view endpoint);
 
 }  // namespace pegaflow::index

@@ -71,6 +71,7 @@ void RouterOptions::declare_index(OptionTable& table) {
                        table);
   table.duration("event-sources-interval", event_sources_interval, milliseconds(10), minutes(60),
                  "The time between two requests for the addresses of an engine's KV events.");
+  declare_event_option(kv_events, table);
   table.duration("engine-load-interval", engine_load_interval, Duration::zero(), minutes(60),
                  "The time between two GET /metrics to each engine, by which the policy kv-aware "
                  "learns of requests that no router has placed and of full KV memory. 0s: never.");

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/os/text_file.h"
+#include "router/config/event_endpoints.h"
 #include "router/config/text_options.h"
 #include "router/http/routes.h"
 
@@ -119,6 +120,7 @@ void RouterOptions::declare(OptionTable& table) {
   table.duration("event-sources-interval", event_sources_interval, milliseconds(10), minutes(60),
                  "The time between two requests for the addresses of an engine's KV events; the "
                  "router also requests them when an engine comes up or its stream breaks.");
+  declare_event_option(kv_events, table);
   table.duration("engine-load-interval", engine_load_interval, Duration::zero(), minutes(60),
                  "The time between two GET /metrics to each engine, by which the policy kv-aware "
                  "learns of requests that no router has placed and of full KV memory. 0s: never.");
@@ -381,6 +383,21 @@ Result<std::vector<EngineUrl>> RouterOptions::replica_urls() const {
                 "same --peer-secret-file, or use loopback addresses");
   }
   return urls;
+}
+
+Result<EventEndpoints> RouterOptions::event_endpoints(const EngineList& list) const {
+  PEGA_TRY_LET(EventEndpoints endpoints, EventEndpoints::parse(kv_events));
+  if (endpoints.empty()) return endpoints;
+  if (prefill_policy != "kv-aware" && decode_policy != "kv-aware") {
+    return fail(Errc::kInvalidArgument, "--kv-events has no effect: no policy is kv-aware");
+  }
+  const std::vector<std::string> unlisted = endpoints.unlisted(list);
+  if (!unlisted.empty() && engines_file.empty()) {
+    return fail(Errc::kInvalidArgument,
+                "--kv-events: \"{}\" is not the URL of an engine; add it to {}, or correct it",
+                unlisted.front(), is_index ? "--engines" : "--decode or --prefill");
+  }
+  return endpoints;
 }
 
 Result<std::optional<cluster::PeerSecrets>> RouterOptions::secrets() const {

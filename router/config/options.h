@@ -19,6 +19,8 @@
 
 namespace pegaflow::router {
 
+class EventEndpoints;
+
 /// The options of one router, with their defaults. declare() gives each its name and description.
 struct RouterOptions {
   std::vector<std::string> prefill;
@@ -42,6 +44,7 @@ struct RouterOptions {
   std::uint64_t prefetch_key_bytes = std::uint64_t{256} << 20;
   std::vector<std::string> hash_seeds;
   Duration event_sources_interval = std::chrono::seconds(60);
+  std::vector<std::string> kv_events;
   Duration engine_load_interval = std::chrono::seconds(4);
   std::int64_t hash_prefix_bytes = 4096;
   std::int64_t min_prefill_tokens = 256;
@@ -123,6 +126,10 @@ struct RouterOptions {
   /// --replicas; where no policy is kv-aware; and without a secret unless all of them are loopback
   /// addresses.
   [[nodiscard]] Result<std::vector<EngineUrl>> replica_urls() const;
+  /// The event streams of --kv-events; `list` are the engines at the start.
+  /// Errors: those of EventEndpoints::parse(); kInvalidArgument where no policy is kv-aware, and
+  /// for an engine that is not in `list`, unless --engines-file may list it later.
+  [[nodiscard]] Result<EventEndpoints> event_endpoints(const EngineList& list) const;
   /// The secrets of --peer-secret-file; none without it.
   /// Errors: those of cluster::PeerSecrets::read(), with the option.
   [[nodiscard]] Result<std::optional<cluster::PeerSecrets>> secrets() const;

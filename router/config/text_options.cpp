@@ -24,4 +24,13 @@ void declare_text_options(const TextOptions& options, OptionTable& table) {
                 "core.");
 }
 
+void declare_event_option(std::vector<std::string>& kv_events, OptionTable& table) {
+  table.list("kv-events", kv_events,
+             "The endpoint of an engine's KV events, as ENGINE=tcp://HOST:PORT with the engine's "
+             "URL in the list of engines, for engines that do not report it (vLLM before 0.32, "
+             "TensorRT-LLM, engines behind address translation). It replaces what the engine "
+             "reports. Optional parts follow as +replay=tcp://HOST:PORT, +topic=TOPIC, +rank=R, "
+             "+ranks=N and +format=sglang or +format=trtllm.");
+}
+
 }  // namespace pegaflow::router

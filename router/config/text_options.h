@@ -22,4 +22,7 @@ struct TextOptions {
 /// Enters these options.
 void declare_text_options(const TextOptions& options, OptionTable& table);
 
+/// Enters --kv-events, whose target outlives the table.
+void declare_event_option(std::vector<std::string>& kv_events, OptionTable& table);
+
 }  // namespace pegaflow::router

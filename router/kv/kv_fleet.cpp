@@ -101,6 +101,7 @@ void KvFleet::close_stream(Rank& rank, TimePoint now) {
   rank.source.remove(now);
   rank.source = index::Source();
   rank.hashes = {};
+  rank.names_sessions = false;
   rank.address = {};
   forget_blocks(rank);
   if (watch_.forgotten) watch_.forgotten(rank);
@@ -315,6 +316,7 @@ void KvFleet::apply_stored(Rank& rank, const index::KvEvent& event) {
   rank.adoption.stored(keys_);
   stats_.stored += keys_.size();
   if (event.session_id.empty()) return;
+  rank.names_sessions = true;
   const index::Key parent = event.parent ? index::key_of(0, *event.parent) : 0;
   lessons_.stored(event.session_id, event.parent ? &parent : nullptr, keys_.data(), keys_.size());
 }
@@ -331,6 +333,14 @@ std::optional<index::Dialect> KvFleet::dialect_of(std::uint64_t engine) const {
     if (rank->stream != 0) return rank->address.dialect;
   }
   return std::nullopt;
+}
+
+bool KvFleet::takes_full_reports(std::string_view model) const {
+  if (by_stream_.empty()) return false;
+  return std::none_of(entries_.begin(), entries_.end(), [&](const auto& each) {
+    return dialect_of(each.first) == index::Dialect::kTensorRtLlm &&
+           (model.empty() || each.second.engine->models.serves(model) != Serves::kNo);
+  });
 }
 
 const KvFleet::Rank* KvFleet::hashing_rank(std::string_view model, bool is_salted) const {

@@ -51,6 +51,7 @@ class KvFleet {
     index::Source source{};
     index::Adoption adoption{};                    ///< Blocks of another router's snapshot.
     KvTokens::Engine hashes{};                     ///< How it hashes, as far as its events told.
+    bool names_sessions = false;                   ///< Its events have named a session.
     index::Trust logged = index::Trust::kUnknown;  ///< The state in the log.
 
     [[nodiscard]] bool gives_credit() const { return stream != 0 && source.gives_credit(); }
@@ -111,8 +112,9 @@ class KvFleet {
   [[nodiscard]] const std::unordered_map<std::uint64_t, Entry>& entries() const { return entries_; }
   /// Changes whenever a rank is added or removed.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
-  /// Whether any engine publishes events.
-  [[nodiscard]] bool has_streams() const noexcept { return !by_stream_.empty(); }
+  /// Whether a request for `model` may ask its engine to report reused blocks: an engine publishes
+  /// events, and none that may serve the model rejects the member.
+  [[nodiscard]] bool takes_full_reports(std::string_view model) const;
   /// Sets or changes the node whose pool the ranks of an engine use; the holder and the node are
   /// numbers of the index and of the placement.
   void attach(std::uint64_t engine, std::optional<index::HolderId> holder, index::NodeId node);

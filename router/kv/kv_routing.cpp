@@ -140,8 +140,9 @@ std::unique_ptr<KvRequest> KvRouting::begin(PromptText prompt, std::string_view 
   // Engines announce blocks that they reuse only when they are asked to.
   const std::size_t unknown =
       request->text_size - std::min(request->text_size, request->known.text_bytes);
-  request->wants_full_report = fleet_->has_streams() && request->hash_mode == 0 &&
-                               unknown > request->text_size / kUnknownShare;
+  request->wants_full_report = request->hash_mode == 0 &&
+                               unknown > request->text_size / kUnknownShare &&
+                               fleet_->takes_full_reports(request->model);
   return request;
 }
 
@@ -490,8 +491,11 @@ void KvRouting::reported(KvRequest& request, std::uint32_t prompt_tokens,
   const std::uint32_t block = pool == nullptr ? rank->source.block_size() : pool->block_tokens;
   // The events told in time what was evicted after the prediction: they are right.
   const std::uint32_t evicted = std::min(predicted, waiting_.lost(request.id) * block);
+  // The blocks of a text remain unknown where events name no sessions, cached or not.
+  const bool is_told =
+      request.hash_mode != 0 || rank->names_sessions || *cached_tokens <= predicted;
   // Nor does an engine's answer tell whether its server found what a client has announced.
-  if (pool == nullptr && !request.placed->is_announced) {
+  if (pool == nullptr && is_told && !request.placed->is_announced) {
     rank->source.answered(prompt_tokens, predicted - evicted, *cached_tokens, now);
   }
   ++stats_.reports;

@@ -31,16 +31,24 @@ std::string_view known_by(const KvRouting& routing, const KvFleet::Rank& rank) {
   return pool->has_reports && routing.pools().offers_chains(rank.engine) ? "chains" : "pool";
 }
 
+/// Where the rank's events are received, and who has named it.
+std::string endpoint_json(const KvFleet::Rank& rank) {
+  if (rank.stream == 0) return R"("endpoint":null,"endpoint_from":null)";
+  return fmt::format(R"("endpoint":{},"endpoint_from":"{}")", json_quote(rank.address.endpoint),
+                     rank.address.is_configured ? "--kv-events" : "engine");
+}
+
 std::string rank_json(const KvRouting& routing, const KvFleet::Entry& entry,
                       const KvFleet::Rank& rank, TimePoint now) {
   const index::Source::Stats& stats = rank.source.stats();
   return fmt::format(
       R"({{"url":{},"rank":{},"known_by":"{}","events":"{}","reason":{},"blocks":{},"block_size":{},)"
-      R"("batches":{},"gaps":{},"restarts":{},"queue_s":{:.3f},"tokens_per_s":{:.0f},"hashes":{}}})",
+      R"("batches":{},"gaps":{},"restarts":{},"queue_s":{:.3f},"tokens_per_s":{:.0f},"hashes":{},{}}})",
       json_quote(entry.url), rank.number, known_by(routing, rank), events_state(rank),
       json_quote(events_reason(entry, rank)), routing.blocks_of(rank), rank.source.block_size(),
       stats.applied, stats.gaps, stats.restarts, routing.queue_seconds(rank, now),
-      routing.tokens_per_second(rank), json_quote(routing.tokens().name_of(rank.hashes.mode)));
+      routing.tokens_per_second(rank), json_quote(routing.tokens().name_of(rank.hashes.mode)),
+      endpoint_json(rank));
 }
 
 std::string pool_json(const KvRouting& routing, const KvPools::Node& node,

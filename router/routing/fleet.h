@@ -31,6 +31,7 @@ struct EngineUrl {
   std::string host;
   std::string port;
   bool is_name = false;  ///< "dns://host:port": each address of the host is an engine.
+  std::string name{};    ///< The "dns://host:port" that this address was resolved from.
 
   /// Errors: kInvalidArgument for anything but http://HOST[:PORT][/] and dns://HOST[:PORT][/].
   static Result<EngineUrl> parse(std::string_view text);

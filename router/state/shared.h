@@ -27,6 +27,7 @@
 namespace pegaflow::router {
 
 class EngineConnections;
+class EventEndpoints;
 class KvRouting;
 class Prefetches;
 class ReplicaSet;
@@ -51,6 +52,8 @@ struct Shared {
   Prefetches* prefetches = nullptr;  ///< nullptr: there are none.
   ReplicaSet* replicas = nullptr;    ///< nullptr: without --replicas.
   bool sends_snapshot = false;       ///< One at a time.
+  /// Those of --kv-events; nullptr: none.
+  const EventEndpoints* event_endpoints = nullptr;
   /// Called when other routers' placements have arrived; each entry belongs to a request that waits
   /// for them.
   std::list<std::function<void()>> on_placements{};

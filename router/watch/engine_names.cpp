@@ -117,7 +117,9 @@ EngineList EngineNames::engines() const {
       for (const std::string& address : name->second->addresses) {
         // EngineUrl has no scopes (fe80::1%eth0): such an address is left out.
         auto engine = EngineUrl::parse(fmt::format("http://{}:{}", address, url.port));
-        if (engine) list.by_role[role].push_back(std::move(*engine));
+        if (!engine) continue;
+        engine->name = url.text;
+        list.by_role[role].push_back(std::move(*engine));
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
+#include "router/config/event_endpoints.h"
 #include "router/upstream/upstream.h"
 
 namespace pegaflow::router {
@@ -54,7 +56,8 @@ asio::awaitable<void> ask(Shared& shared, std::shared_ptr<Engine> engine) {
   if (got->status == 200) {
     sources = read_sources(index::parse_kv_event_sources(got->body, engine->url.host));
   } else {
-    sources.why = fmt::format("GET /kv_event_sources returned {}", got->status);
+    sources.why = fmt::format(
+        "GET /kv_event_sources returned {}; --kv-events can name the endpoint", got->status);
   }
   if (got->status == 404) {
     // Not vLLM, or an old one. SGLang tells it elsewhere.
@@ -161,8 +164,14 @@ void refresh_event_sources(Shared& shared, const std::shared_ptr<Engine>& engine
   const bool is_due = !shared.kv->fleet().was_asked(engine->id) || !state.asked_at ||
                       now - *state.asked_at >= shared.options.event_sources_interval;
   if (!is_due) return;
-  state.is_asked = true;
   state.asked_at = now;
+  std::vector<index::EventAddress> named;
+  if (shared.event_endpoints != nullptr) named = shared.event_endpoints->of(engine->url);
+  if (!named.empty()) {
+    shared.kv->fleet().set_addresses(engine->id, std::move(named), {}, now);
+    return;
+  }
+  state.is_asked = true;
   asio::co_spawn(shared.io, ask(shared, engine), asio::detached);
 }
 

@@ -45,7 +45,8 @@ class KvWatch {
   bool stopped_ = false;
 };
 
-/// Asks an engine for the addresses of its event streams, if that is due. The engine is up.
+/// Uses the event streams that --kv-events names for the engine, or else asks it for their
+/// addresses, if that is due. The engine is up.
 void refresh_event_sources(Shared& shared, const std::shared_ptr<Engine>& engine);
 
 }  // namespace pegaflow::router

@@ -31,6 +31,7 @@ class KvEngine:
         self._replays = Replayer(self._history)
         self._blocks: set[int] = set()
         self.cached: list[int] = []  # Tokens that each request found.
+        self.names_sessions = True  # In its events, as vLLM since 0.32.
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -61,6 +62,14 @@ class KvEngine:
         return self.http.url
 
     @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.events.port}"
+
+    @property
+    def replay_endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self._replays.port}"
+
+    @property
     def prompts(self) -> list[str]:
         return [r.json["prompt"] for r in self.http.requests]
 
@@ -78,7 +87,8 @@ class KvEngine:
         known = next((i for i, h in enumerate(hashes) if h not in self._blocks), len(hashes))
         self._blocks.update(hashes)
         self.cached.append(known * BLOCK_TOKENS)
-        await self._publish(hashes, request.headers.get("x-session-id", ""))
+        session = request.headers.get("x-session-id", "") if self.names_sessions else ""
+        await self._publish(hashes, session)
         await self.may_answer.wait()
         usage = {
             "prompt_tokens": len(request.json["prompt"]) // 4,

@@ -43,6 +43,8 @@ def _msgpack(value: Any) -> bytes:
         return b"\xc0"
     if isinstance(value, float):
         return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, int) and value < 0:
+        return b"\xd3" + value.to_bytes(8, "big", signed=True)
     if isinstance(value, int):
         return b"\xcf" + value.to_bytes(8, "big")
     if isinstance(value, str):
@@ -83,10 +85,11 @@ def stored(tokens: list[int], salt: str = "", session: str | None = None) -> dic
 
 
 class PublishingEngine(StreamingEngine):
-    """An engine of the model ``m`` with one rank."""
+    """An engine of the model ``m`` that publishes the events of one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
         super().__init__(self._respond)
+        self._rank = rank
         self.models = ["m"]
         self._publisher: asyncio.subprocess.Process | None = None
         self._events_port = 0
@@ -96,12 +99,17 @@ class PublishingEngine(StreamingEngine):
         self.answers_renders = True
         self.rendered: tuple[int, bytes] | None = None  # Status and body instead of the tokens.
 
+    @property
+    def endpoint(self) -> str:
+        """The address of its events."""
+        return f"tcp://127.0.0.1:{self._events_port}"
+
     async def start(self) -> PublishingEngine:
         self._publisher = await asyncio.create_subprocess_exec(
             PUBLISHER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         self._events_port = int(await self._line())
-        sources = {"0": {"enable_kv_cache_events": True, "publisher": "zmq",
+        sources = {str(self._rank): {"enable_kv_cache_events": True, "publisher": "zmq",
                          "endpoint": f"tcp://*:{self._events_port}", "replay_endpoint": None,
                          "topic": ""}}  # fmt: skip
         self.event_sources = json.dumps(sources).encode()
@@ -157,9 +165,9 @@ class PublishingEngine(StreamingEngine):
     async def wait_for_subscriber(self) -> None:
         await self._say("wait", b"subscribed")
 
-    async def publish(self, *events: dict[str, Any]) -> None:
+    async def publish(self, *events: dict[str, Any] | list[Any]) -> None:
         self._time += 1
-        batch = _msgpack([self._time, list(events), 0])
+        batch = _msgpack([self._time, list(events), self._rank])
         await self._say(batch.hex(), b"published")
 
 

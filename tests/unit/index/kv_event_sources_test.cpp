@@ -170,6 +170,9 @@ TEST_SUITE("check_event_endpoint") {
                                  "ipc://", "inproc://a", "a:1"}) {
       CHECK(check_event_endpoint(endpoint).error().code == Errc::kInvalidArgument);
     }
+    CHECK(check_event_endpoint("tcp://[::]:7").error().detail ==
+          "event endpoint: 'tcp://[::]:7' is an address to listen at; name the host to connect to, "
+          "as in tcp://10.0.0.1:7");
   }
 }
 
