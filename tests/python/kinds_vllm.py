@@ -1,34 +1,35 @@
 """A real vLLM with windows and states: the plans with a dictionary, or the connector with a server.
 
-``python -m tests.python.kinds_vllm MODEL DTYPE MODE REQUEST...`` answers prompts one after another
-in one process, each with vLLM's own cache empty, and prints a line of JSON for each: its tokens,
-those that were loaded, the log-probabilities of the most probable tokens after the prompt, and the
-number of blocks of each kind that were stored so far. A REQUEST is
+run() answers prompts one after another in a process of its own, each with vLLM's own cache empty,
+and returns for each its tokens, those that were loaded, the log-probabilities of the most probable
+tokens after the prompt, and the number of blocks of each kind that were stored so far. A request is
 ``LENGTH`` for a new prompt, or ``of I HEAD TAIL`` (with commas) for the first HEAD tokens of
 request I and its answer, and TAIL others; HEAD 0 means all of them. Modes are ``plain``, and
 
 ``memory`` copies blocks to a dictionary and back, with the real plans and geometry. ``pega`` is the
-whole connector and a pegaflow-server; before a REQUEST there may be ``refuse:`` or ``spoil:`` (its
+whole connector and a pegaflow-server; before a request there may be ``refuse:`` or ``spoil:`` (its
 load fails at once, or after copies of wrong bytes), ``wipe:`` (the states of the last load are
 zeros in the pool), ``kill:`` or ``start:`` (of the server), ``preempt:`` (vLLM takes the request's
 blocks after some tokens) or ``abort:`` (it is aborted there, and asked again).
 ``shifted`` is the same with a planted mistake: each window is saved one block too late.
 """
 
+import contextlib
 import copy
 import ctypes
-import json
+import multiprocessing
 import os
 import random
 import select
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -51,6 +52,13 @@ INTERVAL = 256
 INTERRUPTED_AT = 3
 #: The most probable tokens whose log-probabilities are reported.
 ALTERNATIVES = 20
+#: Far more seconds than a start and a request take on a busy machine.
+STUCK_S = 500.0
+
+context = multiprocessing.get_context("forkserver")
+# Importing vLLM takes 10 s of a core: once for all, in a process without threads. The second module
+# is what an engine imports at its start.
+context.set_forkserver_preload(["tests.python.kinds_vllm", "vllm.v1.worker.cpu_worker"])
 
 
 class MemoryConnector(KindsConnector):
@@ -143,8 +151,6 @@ class Pega:
 
     def __init__(self, options: dict[str, Any]) -> None:
         """Adds the connector to the engine's options."""
-        from vllm.config import KVTransferConfig
-
         from pegaflow.vllm import build, support
         from pegaflow.vllm.scheduler_side import SchedulerSide
 
@@ -379,10 +385,34 @@ def save_windows_a_block_too_late() -> None:
     SavePlan._ids = ids
 
 
-def main(model: str, dtype: str, mode: str, *requests: str) -> None:
-    from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+def run(model: Path, dtype: str, mode: str, requests: Sequence[str]) -> list[dict[str, Any]]:
+    """The results of all requests to a new engine in a process of its own."""
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, str(model), dtype, mode, requests))
+    process.start()
+    theirs.close()
+    results: list[dict[str, Any]] = []
+    try:
+        with contextlib.suppress(EOFError):
+            while True:
+                assert pipe.poll(STUCK_S), f"{model.name}: no answer in {STUCK_S:.0f} s"
+                results.append(pipe.recv())
+        process.join(STUCK_S)
+        assert process.exitcode == 0, f"{model.name}: the engine ended, see its output"
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
+    return results
 
+
+def _run(pipe: Any, *arguments: Any) -> None:
+    for result in answers(*arguments):
+        pipe.send(result)
+
+
+def answers(model: str, dtype: str, mode: str, requests: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The result of each request to a new engine in this process, which must have no other."""
     granite_on_cpu.patch()
     more: dict[str, Any] = {}
     if dtype == "float32" and "granite" not in model:
@@ -438,11 +468,9 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
         first = output.outputs[0].logprobs[0]
         told["first"] = {token: one.logprob for token, one in first.items()}
         if mode == "memory":
-            import tests.python.kinds_vllm as module
-
-            side = module.MemoryConnector.scheduler
+            side = MemoryConnector.scheduler
             # An engine without requests makes no more steps; these blocks are pinned.
-            module.MemoryConnector.worker.wait_for_save()
+            MemoryConnector.worker.wait_for_save()
             side.update_connector_output(None)
             (told["loaded"],) = [loaded for _, loaded in side.hits.values()]
             told["local"] = [local for local, _ in side.hits.values()][0]
@@ -453,11 +481,7 @@ def main(model: str, dtype: str, mode: str, *requests: str) -> None:
             }
         if pega is not None:
             told |= pega.note(llm)
-        print("RESULT " + json.dumps(told), flush=True)
+        yield told
         assert llm.reset_prefix_cache()
     if pega is not None:
         pega.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -6,16 +6,14 @@ connector and a server.
 """
 
 import functools
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from demo.expectations import MODEL_LAYERS, ExpectedCache
+from tests.python import kinds_vllm
 from tests.python.kinds_vllm import ALTERNATIVES, INTERVAL
 from tests.support.vllm_server import ensure_hybrid
 
@@ -45,21 +43,13 @@ LOADED = {
 #: vLLM computes these states in no other type on a CPU.
 DTYPES = {"qwen3-next": "bfloat16"}
 
+# Engines inherit them from the process that forks them, which starts with the first engine.
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+
 
 def answers(family: str, mode: str, requests: Sequence[str] = REQUESTS) -> list[dict[str, Any]]:
-    model = ensure_hybrid(family)
-    command = [sys.executable, "-m", "tests.python.kinds_vllm", str(model)]
-    command += [DTYPES.get(family, "float32"), mode, *requests]
-    environment = os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": "1",
-        # The CPU installation has no headers for torch.compile; log-probabilities need it.
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    dtype = DTYPES.get(family, "float32")
+    return kinds_vllm.run(ensure_hybrid(family), dtype, mode, requests)
 
 
 @functools.cache
