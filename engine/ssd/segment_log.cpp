@@ -84,8 +84,8 @@ void SegmentLog::close() {
 bool SegmentLog::settle(std::uint32_t segment) {
   const auto found = std::find_if(writing_.begin(), writing_.end(),
                                   [&](const Writing& each) { return each.segment == segment; });
-  if (found == writing_.end() || found->is_open || found->in_flight != 0 || found->saving != 0 ||
-      found->saved != found->entries.size()) {
+  if (found == writing_.end() || found->is_open || !found->has_header || found->in_flight != 0 ||
+      found->saving != 0 || found->saved != found->entries.size()) {
     return false;
   }
   closed_.emplace(found->life, segment);
@@ -112,6 +112,13 @@ void SegmentLog::open(std::uint32_t segment, std::uint64_t life) {
   writing_.push_back(
       {.segment = segment, .life = life, .used = superblock_.head_bytes(), .entries = {}});
   open_ = segment;
+}
+
+bool SegmentLog::header_written(std::uint32_t segment) {
+  Writing* const to = writing(segment);
+  PEGA_ASSERT(to != nullptr && !to->has_header, "no header of segment {} is in flight", segment);
+  to->has_header = true;
+  return settle(segment);
 }
 
 std::uint64_t SegmentLog::greatest_leaving() const {
@@ -159,7 +166,9 @@ std::size_t SegmentLog::unsaved() const {
 
 std::size_t SegmentLog::in_flight() const {
   std::size_t count = 0;
-  for (const Writing& each : writing_) count += each.in_flight + (each.saving != 0 ? 1 : 0);
+  for (const Writing& each : writing_) {
+    count += each.in_flight + (each.saving != 0 ? 1 : 0) + (each.has_header ? 0 : 1);
+  }
   return count;
 }
 

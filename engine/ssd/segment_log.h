@@ -14,10 +14,11 @@
 namespace pegaflow::engine::ssd {
 
 /// Appends blocks to one open segment. When it is full the next begins: a free one, or the one with
-/// the smallest life, whose blocks are lost. A segment is not used again while one of its blocks is
-/// being read or written.
+/// the smallest life, whose blocks are lost. A segment is not used again while its header, one of
+/// its table pages or one of its blocks is being written, or a block is being read: a header that
+/// is written late would replace that of the next life.
 ///
-/// The caller does the I/O: it writes the header of a segment that open_next() returned, the blocks
+/// The caller does the I/O: it writes the header of a segment that open() began, the blocks
 /// at the places that take() returned, and the pages that next_table() returns, which only name
 /// blocks whose write was reported by wrote(). Thread-bound.
 class SegmentLog {
@@ -54,8 +55,12 @@ class SegmentLog {
   [[nodiscard]] bool has_open() const noexcept { return open_ != kNone; }
   /// The segment that open() would use; no value while all are being read or written.
   [[nodiscard]] std::optional<std::uint32_t> next() const;
-  /// Opens next(). `life` is greater than any before.
+  /// Opens next(). `life` is greater than any before. The write of its header counts as in flight
+  /// until header_written().
   void open(std::uint32_t segment, std::uint64_t life);
+  /// The write of the header has ended, or did not begin. Returns whether the segment is complete
+  /// now, as table_written().
+  bool header_written(std::uint32_t segment);
 
   /// Whether the segment of this life is used again soon: at most two fifths of all segments are
   /// filled before. A block that is of use should be written again then: on a trace of
@@ -82,7 +87,7 @@ class SegmentLog {
   bool table_written(std::uint32_t segment);
   /// Entries that no table page names yet.
   [[nodiscard]] std::size_t unsaved() const;
-  /// Blocks and table pages whose writes are in flight.
+  /// Headers, blocks and table pages whose writes are in flight.
   [[nodiscard]] std::size_t in_flight() const;
 
   // ---- reading
@@ -99,7 +104,7 @@ class SegmentLog {
   }
 
  private:
-  /// A segment whose blocks or pages are not all written.
+  /// A segment whose header, blocks or pages are not all written.
   struct Writing {
     std::uint32_t segment = 0;
     std::uint64_t life = 0;
@@ -110,6 +115,7 @@ class SegmentLog {
     std::size_t saved = 0;   ///< Entries that pages on the disk name.
     std::size_t saving = 0;  ///< Entries that they and the page in flight name; 0: none is.
     bool is_open = true;
+    bool has_header = false;  ///< Its write has ended.
   };
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 

@@ -76,7 +76,9 @@ class Writer {
     log_.open(*next, life);
     std::array<std::byte, ssd::kSector> page{};
     ssd::encode(ssd::SegmentHeader{.segment = *next, .life = life}, superblock_.disk, page);
-    return write(superblock_.segment_offset(*next), page);
+    PEGA_TRY(write(superblock_.segment_offset(*next), page));
+    (void)log_.header_written(*next);
+    return {};
   }
 
   Result<void> write_tables(bool all) {

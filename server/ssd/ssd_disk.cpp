@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -376,15 +377,43 @@ void SsdDisk::leave(const Error& why) {
       "a disk of the cache could not record a reset and is no longer used; remove its file before "
       "the next start path={} reason=\"{}\"",
       attributes().path, to_string(why));
-  for (const std::uint64_t offset : ssd::kSuperblockOffsets) {
-    auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
+  write_superblocks([](bool) {});
+  // A drop in flight may replace those when it ends late; then they are written again.
+  if (is_writing_drops_) drops_.push_back([](bool) {});
+}
+
+/// Writes both copies; those of a disk that was left are no superblocks.
+void SsdDisk::write_superblocks(std::function<void(bool)> done) {
+  auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
+  if (state_ == State::kLeft) {
     std::fill(page->bytes().begin(), page->bytes().end(), std::byte{0xFF});
-    (void)submit({.operation = Disk::Operation::kDurableWrite,
-                  .offset = offset,
-                  .memory = {page->bytes()},
-                  .hook = {}},
-                 [page](Disk::Completion&) {});
+  } else {
+    ssd::encode(superblock_, page->bytes().first<ssd::kSector>());
   }
+  AllDone both(std::move(done));
+  for (const std::uint64_t offset : ssd::kSuperblockOffsets) {
+    const auto ended = both.begin();
+    const bool is_accepted =
+        submit({.operation = Disk::Operation::kDurableWrite,
+                .offset = offset,
+                .memory = {page->bytes()},
+                .hook = {}},
+               [ended, page](Disk::Completion& completion) { ended(!completion.error); });
+    if (!is_accepted) ended(false);
+  }
+  both.close();
+}
+
+/// Writes the superblocks for all drops that wait, if none is in flight: a superblock that ends
+/// late would replace a newer one, and blocks dropped since would be found again.
+void SsdDisk::write_drops() {
+  if (is_writing_drops_ || drops_.empty()) return;
+  is_writing_drops_ = true;
+  write_superblocks([this, ending = std::exchange(drops_, {})](bool is_good) {
+    is_writing_drops_ = false;
+    for (const auto& done : ending) done(is_good);
+    write_drops();
+  });
 }
 
 void SsdDisk::drop_all(std::function<void(bool)> done) {
@@ -398,20 +427,8 @@ void SsdDisk::drop_all(std::function<void(bool)> done) {
     if (index_->life(i) < next_life_) index_->begin(i, 0);
   }
   ++superblock_.sequence;
-  auto page = std::make_shared<AlignedBuffer>(ssd::kSector);
-  ssd::encode(superblock_, page->bytes().first<ssd::kSector>());
-  AllDone both(std::move(done));
-  for (const std::uint64_t offset : ssd::kSuperblockOffsets) {
-    const auto ended = both.begin();
-    const bool is_accepted =
-        submit({.operation = Disk::Operation::kDurableWrite,
-                .offset = offset,
-                .memory = {page->bytes()},
-                .hook = {}},
-               [ended, page](Disk::Completion& completion) { ended(!completion.error); });
-    if (!is_accepted) ended(false);
-  }
-  both.close();
+  drops_.push_back(std::move(done));
+  write_drops();
 }
 
 // ---- reports

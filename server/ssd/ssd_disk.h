@@ -162,7 +162,9 @@ class SsdDisk {
              std::function<void(bool)> done);
   /// Whether blocks of earlier openings are found. True at first.
   void serve_recovered(bool serve) { serves_recovered_ = serve; }
-  /// No block that is here now is found again, durably. `done` as for reset().
+  /// No block that is here now is found again, durably. `done` as for reset(), except that a disk
+  /// that cannot record it is not left. While an earlier one is in flight, later ones wait and are
+  /// recorded together.
   void drop_all(std::function<void(bool)> done);
 
   // ---- stopping, reports
@@ -223,6 +225,7 @@ class SsdDisk {
   void scan_more(std::shared_ptr<AlignedBuffer> buffer);
   void end_scan();
   bool open_segment();
+  void end_segment(std::uint32_t segment);
   void end_write(std::uint64_t ticket, Disk::Completion& completion);
   void write_failed();
   void write_tables(bool all);
@@ -231,6 +234,8 @@ class SsdDisk {
   void retry_names(const std::shared_ptr<SavingNames>& saving, const Error& why);
   void names_written(std::uint64_t version, bool is_good);
   void leave(const Error& why);
+  void write_superblocks(std::function<void(bool)> done);
+  void write_drops();
   void finish_sync();
   [[nodiscard]] bool may_read() const;
   [[nodiscard]] bool finds(const engine::ssd::SpaceName& name, const engine::ssd::Epoch& epoch,
@@ -259,6 +264,8 @@ class SsdDisk {
   std::uint64_t names_saved_ = 0;  ///< The version that is durable.
   bool is_writing_names_ = false;
   std::vector<Waiter> waiters_;  ///< For names to be durable.
+  bool is_writing_drops_ = false;
+  std::vector<std::function<void(bool)>> drops_;  ///< For the superblocks after those in flight.
   std::vector<std::function<void()>> syncing_;
   bool is_flushing_ = false;
   Breaker breaker_;

@@ -240,13 +240,15 @@ bool SsdDisk::open_segment() {
   ssd::encode(ssd::SegmentHeader{.segment = *next, .life = life}, superblock_.disk,
               page->bytes().first<ssd::kSector>());
   // Without its header the segment is free after a restart.
-  (void)submit({.operation = Disk::Operation::kWrite,
-                .offset = superblock_.segment_offset(*next),
-                .memory = {page->bytes()},
-                .hook = {}},
-               [this, page](Disk::Completion& completion) {
-                 if (completion.error) ++counted_.write_errors;
-               });
+  const bool is_accepted = submit({.operation = Disk::Operation::kWrite,
+                                   .offset = superblock_.segment_offset(*next),
+                                   .memory = {page->bytes()},
+                                   .hook = {}},
+                                  [this, page, segment = *next](Disk::Completion& completion) {
+                                    if (completion.error) ++counted_.write_errors;
+                                    if (log_->header_written(segment)) end_segment(segment);
+                                  });
+  if (!is_accepted) (void)log_->header_written(*next);
   return true;
 }
 
@@ -392,13 +394,7 @@ void SsdDisk::write_tables(bool all) {
                [this, page, segment = table->segment](Disk::Completion& completion) {
                  if (completion.error) ++counted_.write_errors;
                  counted_.table_bytes += ssd::kSector;
-                 const bool is_complete = log_->table_written(segment);
-                 if (is_complete) {
-                   index_->close(segment);
-                   // No job waits for it: it bounds what a power cut loses.
-                   (void)submit({.operation = Disk::Operation::kFlush, .memory = {}, .hook = {}},
-                                [](Disk::Completion&) {});
-                 }
+                 if (log_->table_written(segment)) end_segment(segment);
                  write_tables(!syncing_.empty());
                });
     if (!is_accepted) {
@@ -406,6 +402,14 @@ void SsdDisk::write_tables(bool all) {
       return;
     }
   }
+}
+
+/// Everything of the segment is written.
+void SsdDisk::end_segment(std::uint32_t segment) {
+  index_->close(segment);
+  // No job waits for it: it bounds what a power cut loses.
+  (void)submit({.operation = Disk::Operation::kFlush, .memory = {}, .hook = {}},
+               [](Disk::Completion&) {});
 }
 
 // ---- stopping
@@ -420,7 +424,7 @@ void SsdDisk::sync(std::function<void()> done) {
   finish_sync();
 }
 
-/// Flushes once every block and table is written.
+/// Flushes once every header, block and table is written.
 void SsdDisk::finish_sync() {
   if (is_flushing_ ||
       (log_ && state_ != State::kLeft && (log_->in_flight() != 0 || log_->unsaved() != 0))) {

@@ -22,6 +22,8 @@ TEST_SUITE("the log of segments") {
     CHECK(second->offset == first->offset + (64 << 10));
     while (log.take(64 << 10)) {
     }
+    CHECK(log.in_flight() == 16);  // The header, too.
+    CHECK_FALSE(log.header_written(0));
     CHECK(log.in_flight() == 15);
   }
 
@@ -68,6 +70,7 @@ TEST_SUITE("the log of segments") {
   TEST_CASE("a closed segment is complete when its writes and its pages have ended") {
     SegmentLog log(small_disk());
     log.open(0, 1);
+    log.header_written(0);
     const auto a = log.take(kSector).value();
     const auto b = log.take(kSector).value();
     log.close();
@@ -88,6 +91,7 @@ TEST_SUITE("the log of segments") {
     log.found(2, 10);
     CHECK(log.next() == 1);
     log.open(1, 21);
+    log.header_written(1);
     log.close();
 
     CHECK(log.next() == 2);
@@ -150,14 +154,38 @@ TEST_SUITE("the log of segments") {
   TEST_CASE("a segment whose blocks are being written is not used again") {
     SegmentLog log(small_disk(2));
     log.open(0, 1);
+    log.header_written(0);
     (void)log.take(kSector);
     log.close();
     CHECK(log.next() == 1);
     log.open(1, 2);
+    log.header_written(1);
     (void)log.take(kSector);
     log.close();
 
     CHECK_FALSE(log.next());
+  }
+
+  TEST_CASE("a segment whose header is being written is not used again") {
+    SegmentLog log(small_disk(2));
+    log.found(1, 1);
+    log.open(0, 2);
+    const auto room = log.take(kSector).value();
+    log.wrote(room, {.key = key_of(1)});
+    log.close();
+    REQUIRE(log.next_table(false));
+
+    CHECK_FALSE(log.table_written(0));
+    log.drop_all();
+    CHECK(log.next() == 1);
+    log.begin_read(1);
+    CHECK_FALSE(log.next());
+    CHECK(log.in_flight() == 1);
+
+    CHECK(log.header_written(0));
+
+    CHECK(log.in_flight() == 0);
+    CHECK(log.next() == 0);
   }
 }
 
