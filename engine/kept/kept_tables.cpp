@@ -31,26 +31,6 @@ constexpr std::uint64_t kLeastPolicyBytes = std::uint64_t{1280} << 10;
 
 }  // namespace
 
-std::uint64_t row_proof(const Block& block, std::uint32_t row,
-                        std::uint64_t extent_serial) noexcept {
-  struct Covered {
-    BlockKey key;
-    std::uint64_t extent = 0;
-    std::uint32_t row = 0;
-    std::uint32_t space = 0;
-    std::uint32_t owner = 0;
-    std::uint32_t sealed_s = 0;
-  };
-  static_assert(std::has_unique_object_representations_v<Covered>);
-  const Covered covered{.key = block.key,
-                        .extent = extent_serial,
-                        .row = row,
-                        .space = static_cast<std::uint32_t>(block.space),
-                        .owner = block.owner,
-                        .sealed_s = block.sealed_s};
-  return std::max<std::uint64_t>(1, hash64(std::as_bytes(std::span(&covered, 1))));
-}
-
 std::uint64_t KeptExtent::hash() const noexcept {
   KeptExtent covered = *this;
   covered.check = 0;

@@ -155,6 +155,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "xxHash",
         (
             "base/session_name.cpp",
+            "engine/kept/row_proof.cpp",
             "engine/types/hash.cpp",
             "engine/types/namespace_factors.cpp",
             "transport/checksum.cpp",
