@@ -281,6 +281,12 @@ class CacheService {
   /// Errors: as open(), and those of BlockStore::arrived().
   Result<Opened> open_arrived(const Id128& connection, const Id128& token, std::size_t first,
                               std::size_t count, engine::PinId pin);
+  /// The number of blocks of the claim, from `first` on and at most `count`, that can be opened or
+  /// lent now. Errors: those of BlockStore::arrived().
+  [[nodiscard]] Result<std::size_t> arrived(const Id128& token, std::size_t first,
+                                            std::size_t count) const;
+  /// The bytes of the caller's page of each block of the claim; 0 where open() would fail.
+  [[nodiscard]] std::uint64_t page_bytes(const Id128& connection, const Id128& token);
   /// The frame of the claim's block at `place`; no value if the claim has none there, or was
   /// revoked.
   [[nodiscard]] std::optional<engine::FrameIndex> claimed_frame(const Id128& token,
@@ -390,13 +396,9 @@ class CacheService {
   Result<Fetch> stage(const Wants& wants, const Id128& token, std::size_t first,
                       std::span<const BlockKey> keys);
   /// The same by blocks of other nodes too, of which the first `fetchable` may be fetched; evicts
-  /// replicas only. stageable() and end_staging() are for such claims as well.
+  /// replicas only. end_staging() is for such claims as well.
   Result<Fetch> prefetch(const Wants& wants, const Id128& token, std::size_t first,
                          std::span<const BlockKey> keys, std::size_t fetchable);
-  /// The number of blocks of such a claim, from `first` on and at most `count`, that can be lent
-  /// now. Errors: those of BlockStore::arrived().
-  [[nodiscard]] Result<std::size_t> stageable(const Id128& token, std::size_t first,
-                                              std::size_t count) const;
   void end_staging(const Id128& token);
 
   // ---- a tier below the pool

@@ -258,6 +258,18 @@ Result<CacheService::Opened> CacheService::open_arrived(const Id128& connection,
   return opened;
 }
 
+Result<std::size_t> CacheService::arrived(const Id128& token, std::size_t first,
+                                          std::size_t count) const {
+  return store_->arrived(token, first, count);
+}
+
+std::uint64_t CacheService::page_bytes(const Id128& connection, const Id128& token) {
+  const auto caller = worker(connection);
+  if (!caller) return 0;
+  const auto kind = check_claim(**caller, token);
+  return kind ? (*caller)->instance->ranks[(*caller)->rank].page_bytes[*kind] : 0;
+}
+
 std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token,
                                                               std::size_t place) const {
   return store_->claimed_frame(token, place);
@@ -375,11 +387,6 @@ Result<CacheService::Fetch> CacheService::prefetch(const Wants& wants, const Id1
                store_->fetch(*nodes_, wants.generation, token, first, keys, fetchable,
                              engine::BlockStore::Evicts::kReplicas));
   return with_pages(planned, static_cast<std::uint32_t>(wants.page_bytes.size()));
-}
-
-Result<std::size_t> CacheService::stageable(const Id128& token, std::size_t first,
-                                            std::size_t count) const {
-  return store_->arrived(token, first, count);
 }
 
 void CacheService::end_staging(const Id128& token) {

@@ -151,8 +151,21 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     static constexpr Duration kForever = Duration::max();
     Duration computing{};  ///< The engine's time to compute the blocks; 0: unknown.
   };
+  /// An answer to open() costs the worker a release and another open, several messages on this
+  /// thread: for blocks that arrive one by one from a fast disk, more than all the rest. So open()
+  /// gathers blocks, but no longer than this time, and no more bytes of the worker's pages.
+  static constexpr Duration kGatherTime = std::chrono::milliseconds(4);
+  static constexpr std::uint64_t kGatherBytes = std::uint64_t{16} << 20;
+  /// Bytes that are copied in less time than another answer takes.
+  static constexpr std::uint64_t kLeastGathered = std::uint64_t{2} << 20;
   /// Calls CacheService::open_arrived() once blocks have arrived, or when waiting is no longer
   /// useful.
+  ///
+  /// The first block of a claim is answered when it arrives. Later, while more of the blocks are in
+  /// flight, open() waits until as many have arrived as there are before `first`, or half of
+  /// `count`, within the limits above. So the answers grow at the start of a load and shrink at its
+  /// end: copies never wait long for blocks that have arrived, and the load ends soon after its
+  /// last block has arrived. The blocks of a slow source are answered one by one.
   /// Errors: those of open_arrived(); kCancelled after released().
   kj::Promise<Result<Arrived>> open(const Id128& connection, const Id128& token, std::size_t first,
                                     std::size_t count, engine::PinId pin, const Wait& wait);
@@ -175,7 +188,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// it arrives, the block is sealed as a replica.
   void note_staged(engine::FrameIndex frame) { staged_.insert(frame); }
   /// Resolves when the source has made progress.
-  kj::Promise<void> progress() { return progress_made_.addBranch(); }
+  kj::Promise<void> progress();
 
   [[nodiscard]] Stats stats() const noexcept { return stats_; }
 
@@ -240,6 +253,10 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   // ---- waiting opens
   void wake_openings();
   kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
+  kj::Promise<Result<Arrived>> wait(const std::shared_ptr<Opening>& opening, TimePoint now,
+                                    TimePoint until);
+  [[nodiscard]] std::optional<TimePoint> gathers_until(Opening& opening, TimePoint now);
+  [[nodiscard]] std::size_t enough_for(const Opening& opening);
   [[nodiscard]] const Coming* coming(const Id128& token, std::size_t place) const;
   [[nodiscard]] TimePoint stuck_at(const Opening& opening) const;
   void note_recomputing(const Opening& opening, TimePoint now);
@@ -260,6 +277,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   std::unordered_map<Id128, Recomputing> recomputing_;  ///< By connection; may be outdated.
   kj::Own<kj::PromiseFulfiller<void>> progress_;
   kj::ForkedPromise<void> progress_made_;
+  bool has_waiting_ = false;  ///< progress_made_ has a branch.
   Stats stats_;
   kj::TaskSet tasks_;
 };

@@ -66,6 +66,9 @@ struct Fetches::Opening {
   /// End of the load's use; max: unknown; no value: the load is not judged.
   std::optional<TimePoint> worth_until{};
   Duration computing{};  ///< Time to compute the blocks; 0: unknown.
+  // See gathers_until().
+  TimePoint gathered_at{};  ///< When no more blocks are waited for than have arrived.
+  std::size_t here = 0;     ///< Blocks that had arrived when they were last counted.
 };
 
 }  // namespace pegaflow::server

@@ -20,7 +20,8 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, con
                                                    .pin = pin,
                                                    .deadline = now + wait.patience,
                                                    .worth_until = {},
-                                                   .computing = wait.computing});
+                                                   .computing = wait.computing,
+                                                   .gathered_at = now + kGatherTime});
   if (wait.worth) {
     opening->worth_until = *wait.worth == Wait::kForever ? TimePoint::max() : now + *wait.worth;
   }
@@ -29,9 +30,10 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, con
 
 kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
     const std::shared_ptr<Opening>& opening) {
+  const TimePoint now = clock_.now();
+  if (const auto until = gathers_until(*opening, now)) return wait(opening, now, *until);
   auto opened = service_.open_arrived(opening->connection, opening->token, opening->first,
                                       opening->count, opening->pin);
-  const TimePoint now = clock_.now();
   const bool is_waiting = opened && opened->slots.empty() && opened->coming != 0;
   const Late late = is_waiting ? is_late(*opening, now) : Late::kNo;
   if (!is_waiting || late != Late::kNo || now >= opening->deadline) {
@@ -40,8 +42,36 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
     if (!opened) return Result<Arrived>(tl::unexpected<Error>(std::move(opened.error())));
     return Result<Arrived>(Arrived{.opened = std::move(*opened), .late = late});
   }
-  const TimePoint until = std::min(opening->deadline, judged_at(*opening));
-  return progress_made_.addBranch()
+  return wait(opening, now, std::min(opening->deadline, judged_at(*opening)));
+}
+
+/// When this load stops waiting for more blocks than have arrived; no value: now, or none has.
+std::optional<TimePoint> Fetches::gathers_until(Opening& opening, TimePoint now) {
+  TimePoint until = std::min(opening.gathered_at, opening.deadline);
+  if (opening.worth_until) until = std::min(until, *opening.worth_until);
+  if (coming_.empty() || now >= until) return std::nullopt;
+  const std::size_t most = std::min(opening.count, CacheService::kOpenSlice);
+  const auto more =
+      service_.arrived(opening.token, opening.first + opening.here, most - opening.here);
+  if (!more) return std::nullopt;  // The next one will not arrive, or the claim has ended.
+  opening.here += *more;
+  if (opening.here == 0 || opening.here >= std::min(most, enough_for(opening))) return std::nullopt;
+  return until;
+}
+
+/// The blocks for which the worker is answered although more are in flight.
+std::size_t Fetches::enough_for(const Opening& opening) {
+  const std::uint64_t page_bytes = service_.page_bytes(opening.connection, opening.token);
+  if (opening.first == 0 || page_bytes == 0) return 1;
+  return std::clamp<std::size_t>(std::min(opening.first, (opening.count + 1) / 2),
+                                 std::max<std::uint64_t>(1, kLeastGathered / page_bytes),
+                                 std::max<std::uint64_t>(1, kGatherBytes / page_bytes));
+}
+
+/// Looks again when the source has made progress, at the latest at `until`.
+kj::Promise<Result<Fetches::Arrived>> Fetches::wait(const std::shared_ptr<Opening>& opening,
+                                                    TimePoint now, TimePoint until) {
+  return progress()
       .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
       .then([this, opening]() -> kj::Promise<Result<Arrived>> {
         if (!opening_.contains({opening->connection, opening->pin})) {
@@ -103,7 +133,14 @@ void Fetches::released(const Id128& connection, engine::PinId pin) {
   if (opening_.erase({connection, pin}) != 0) wake_openings();
 }
 
+kj::Promise<void> Fetches::progress() {
+  has_waiting_ = true;
+  return progress_made_.addBranch();
+}
+
+/// Nothing is made anew for the blocks that arrive while no load waits, or none has looked yet.
 void Fetches::wake_openings() {
+  if (!std::exchange(has_waiting_, false)) return;
   auto pair = kj::newPromiseAndFulfiller<void>();
   progress_->fulfill();
   progress_ = kj::mv(pair.fulfiller);

@@ -110,7 +110,7 @@ void Prefetches::start(const CacheService::Wants& wants, Wanted wanted) {
 kj::Promise<void> Prefetches::wait(const Shared& one) {
   if (!is_live(*one)) return kj::READY_NOW;
   while (one->arrived < one->claimed) {
-    const auto more = service_.stageable(
+    const auto more = service_.arrived(
         one->token, one->arrived, std::min(one->claimed - one->arrived, CacheService::kClaimSlice));
     if (!more) {
       // A reset, a block that could not be read, or a claim that was revoked.

@@ -15,6 +15,10 @@ namespace {
 
 constexpr Log kLog{"ssd"};
 
+/// Large blocks end one by one, and to wake the RPC thread costs more than to seal one. Loads
+/// gather blocks for longer than that: see Fetches::kGatherTime.
+constexpr Duration kReportInterval = std::chrono::milliseconds(2);
+
 }  // namespace
 
 Result<std::unique_ptr<SsdDisks>> SsdDisks::open(const Options& options, const Clock& clock) {
@@ -30,6 +34,7 @@ Result<std::unique_ptr<SsdDisks>> SsdDisks::open(const Options& options, const C
     of_disk.lock_wait = options.lock_wait;
     of_disk.limits = limits;
     of_disk.huge_memory = options.huge_memory;
+    of_disk.report_interval = kReportInterval;
     PEGA_TRY_LET(
         auto disk, open_disk(of_disk, [to = disks.get(), i](Disk::Completion&& completion) {
           const bool is_sent =

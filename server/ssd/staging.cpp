@@ -212,7 +212,7 @@ kj::Promise<Staging::Ready> Staging::wait(const Shared& one, TimePoint until) {
   if (!is_live(*one)) return Ready{};
   const std::size_t most =
       std::min(one->claimed - one->next, kMaxPagesPerLease / one->wants.page_bytes.size());
-  const auto there = service_.stageable(one->token, one->next, most);
+  const auto there = service_.arrived(one->token, one->next, most);
   if (!there) {
     // A reset, a block that could not be read, or a claim that was revoked.
     kLog.debug("a staging ends error=\"{}\"", to_string(there.error()));

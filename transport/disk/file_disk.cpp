@@ -34,6 +34,7 @@ Result<std::unique_ptr<IoEngine>> make_engine(DiskBackend backend,
 
 FileDisk::FileDisk(DiskFile file, const DiskOptions& options, CompletionSink sink)
     : limits_(options.limits),
+      report_interval_(options.report_interval),
       sink_(std::move(sink)),
       file_(std::move(file)),
       size_bytes_(file_.size_bytes()),
@@ -159,7 +160,8 @@ void FileDisk::begin_pieces(IoEngine& engine) {
 void FileDisk::reap(IoEngine& engine, bool may_wait) {
   outcomes_.clear();
   if (may_wait) {
-    const TimePoint next = queue_.next_time();
+    TimePoint next = queue_.next_time();
+    if (!held_back_.empty()) next = std::min(next, next_report_);
     engine.wait(next == TimePoint::max() ? Duration::max()
                                          : std::max(next - clock_.now(), Duration::zero()),
                 outcomes_);
@@ -175,17 +177,41 @@ void FileDisk::reap(IoEngine& engine, bool may_wait) {
 }
 
 void FileDisk::deliver(IoEngine& engine) {
-  if (!queue_.has_finished()) return;
-  engine.submit();  // The device works while the hooks run; otherwise reap() submits.
-  std::uint64_t hooked = 0;
-  while (hooked < kHookedBytes) {
-    std::optional<IoQueue::Finished> finished = queue_.take_finished();
-    if (!finished) return;
-    hooked += finished->hooked_bytes;
+  if (queue_.has_finished()) {
+    engine.submit();  // The device works while the hooks run; otherwise reap() submits.
+    std::uint64_t hooked = 0;
+    while (hooked < kHookedBytes) {
+      std::optional<IoQueue::Finished> finished = queue_.take_finished();
+      if (!finished) break;
+      hooked += finished->hooked_bytes;
+      report(std::move(*finished));
+    }
+  }
+  if (!held_back_.empty() && !may_hold_back()) pass_on();
+}
+
+void FileDisk::report(IoQueue::Finished finished) {
+  const bool is_good_read = finished.hooked_bytes != 0 && !finished.completion.error;
+  held_back_bytes_ += finished.hooked_bytes;
+  held_back_.push_back(std::move(finished.completion));
+  if (!is_good_read || !may_hold_back()) pass_on();
+}
+
+/// Whether the owner loses nothing if it is informed of these reads together with the next one.
+bool FileDisk::may_hold_back() const {
+  return held_back_bytes_ < limits_.read_bytes / 4 &&
+         (queue_.is_reading() || queue_.has_finished()) && clock_.now() < next_report_;
+}
+
+void FileDisk::pass_on() {
+  next_report_ = clock_.now() + report_interval_;
+  held_back_bytes_ = 0;
+  for (Completion& completion : held_back_) {
     // Before the sink: the informed owner may submit the next request. Pairs with resize().
     open_requests_.fetch_sub(1, std::memory_order_release);
-    sink_(std::move(finished->completion));
+    sink_(std::move(completion));
   }
+  held_back_.clear();
 }
 
 }  // namespace pegaflow::disk

@@ -55,9 +55,13 @@ class FileDisk final : public Disk {
   void begin_pieces(IoEngine& engine);
   void reap(IoEngine& engine, bool may_wait);
   void deliver(IoEngine& engine);
+  void report(IoQueue::Finished finished);
+  [[nodiscard]] bool may_hold_back() const;
+  void pass_on();
 
   const SteadyClock clock_;
   const Limits limits_;
+  const Duration report_interval_;
   const CompletionSink sink_;
   DiskFile file_;
   Attributes attributes_;
@@ -66,6 +70,9 @@ class FileDisk final : public Disk {
   Mailbox<Command> mailbox_;
   IoQueue queue_;                            // The thread's, but for its counters.
   std::vector<IoEngine::Outcome> outcomes_;  // The thread's.
+  std::vector<Completion> held_back_;        // The thread's: reads, see report_interval.
+  std::uint64_t held_back_bytes_ = 0;        // The thread's.
+  TimePoint next_report_{};                  // The thread's: from then on reads are reported.
   bool stop_ = false;                        // The thread's.
   std::thread thread_;
 };

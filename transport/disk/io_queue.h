@@ -91,6 +91,10 @@ class IoQueue {
   /// The next completion, after the hook of a read has run.
   std::optional<Finished> take_finished();
   [[nodiscard]] bool has_finished() const { return !finished_.empty(); }
+  /// Whether a read is in flight or about to begin.
+  [[nodiscard]] bool is_reading() const {
+    return foreground_bytes_ + background_bytes_ != 0 || !foreground_.empty();
+  }
 
   /// The time at which next() may have a value although no piece has ended; TimePoint::max() if
   /// there is none.

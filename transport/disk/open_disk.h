@@ -38,6 +38,11 @@ struct DiskOptions {
   Duration lock_wait = std::chrono::seconds(10);
   Disk::Limits limits{};
   unsigned threads = 16;  ///< For the backend `threads`; 1 to 64.
+  /// Reads with a hook that end within this time after others were reported are reported together,
+  /// so that they wake the owner's thread once: at its end, when they have a quarter of
+  /// Limits::read_bytes, or when no other read is in flight. 0: each is reported at once, as are
+  /// errors and all other requests.
+  Duration report_interval{};
   /// Parts of the pool that lie on huge pages: registered with the kernel, which makes their I/O
   /// cheaper. Mapped until the Disk is gone. Memory that cannot be registered is used without.
   std::vector<std::span<std::byte>> huge_memory{};

@@ -204,10 +204,11 @@ inline constexpr Id128 kMeasured{5, 99};
 struct Fixture {
   explicit Fixture(std::size_t most_batches = 256)
       : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
-  Fixture(std::size_t most_batches, cluster::PeerSource::Options options) {
+  Fixture(std::size_t most_batches, cluster::PeerSource::Options options,
+          std::uint64_t page_bytes = kPage) {
     options.batches = most_batches;
     auto made = server::CacheService::create(
-        {.store = {.pool_bytes = 64 * kPage}}, clock,
+        {.store = {.pool_bytes = 64 * page_bytes}}, clock,
         [this](const Id128& connection) { service->disconnected(connection); });
     REQUIRE(made);
     service = std::move(*made);
@@ -223,7 +224,7 @@ struct Fixture {
                                         .build = "test",
                                         .watch = std::make_shared<int>(0)}));
     REQUIRE(service->register_rank(
-        engine, {.instance = "engine", .factors = {{"weights", "a"}}, .page_bytes = kPage}));
+        engine, {.instance = "engine", .factors = {{"weights", "a"}}, .page_bytes = page_bytes}));
   }
 
   std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {
@@ -298,6 +299,14 @@ struct Fixture {
   [[nodiscard]] bool is_answered(const std::shared_ptr<Question>& question) {
     io.waitScope.poll();
     return question->answer.has_value();
+  }
+  /// Claims six blocks as kOne, of which the first has arrived and is opened.
+  void open_first_of_six() {
+    REQUIRE(claim({5, 1}, keys(1, 6)) == 6);
+    const auto first = open({5, 1}, 6, std::nullopt);
+    complete();
+    REQUIRE(is_answered(first));
+    CHECK(first->answer->value().opened.slots.size() == 1);
   }
   /// Whether a timer of a few milliseconds ends it, without another event.
   [[nodiscard]] bool is_answered_soon(const std::shared_ptr<Question>& question) {

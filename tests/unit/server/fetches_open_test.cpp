@@ -45,6 +45,110 @@ TEST_SUITE("Fetches::open") {
     for (int i = 0; i < 3; ++i) f.complete();
   }
 
+  TEST_CASE("answers grow from the first block of a load, and shrink to its last one") {
+    constexpr std::uint64_t kLarge = server::Fetches::kLeastGathered;
+    Fixture f(256, {.batch_bytes = kLarge, .batches_per_owner = 2}, kLarge);
+    REQUIRE(f.claim(kOne, keys(1, 14)) == 14);
+    std::vector<std::size_t> answers;
+    for (std::size_t first = 0; first < 14; first += answers.back()) {
+      const auto waiting = f.open_rest(kOne, first, 14 - first, std::nullopt);
+      while (!f.is_answered(waiting)) f.complete();
+      answers.push_back(waiting->answer->value().opened.slots.size());
+      CHECK(waiting->answer->value().opened.coming == 14 - first - answers.back());
+    }
+    CHECK(answers == std::vector<std::size_t>{1, 1, 2, 4, 3, 2, 1});
+  }
+
+  TEST_CASE("small blocks are gathered until they are worth an answer") {
+    Fixture f;
+    f.open_first_of_six();
+    const auto waiting = f.open_rest(kOne, 1, 5, std::nullopt);
+    for (int i = 0; i < 4; ++i) {
+      f.complete();
+      CHECK_FALSE(f.is_answered(waiting));
+    }
+    f.complete();
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 5);
+  }
+
+  TEST_CASE("a load that has waited long enough receives each block when it arrives") {
+    Fixture f;
+    f.open_first_of_six();
+    const auto waiting = f.open_rest(kOne, 1, 5, std::nullopt);
+    f.clock.advance(server::Fetches::kGatherTime);
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.complete();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 1);
+    for (int i = 0; i < 4; ++i) f.complete();
+  }
+
+  TEST_CASE("a load gathers for a limited time") {
+    Fixture f;
+    f.open_first_of_six();
+    const auto waiting = f.open_rest(kOne, 1, 5, std::nullopt);
+    f.clock.advance(server::Fetches::kGatherTime - microseconds(1));
+    f.complete();
+    f.complete();
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(microseconds(1));
+    f.look_again(5);
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 2);
+    for (int i = 0; i < 3; ++i) f.complete();
+  }
+
+  TEST_CASE("a load gathers no longer than its blocks are of use") {
+    Fixture f;
+    f.open_first_of_six();
+    const auto waiting = f.open_rest(kOne, 1, 5, milliseconds(1));
+    f.complete();
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.clock.advance(milliseconds(1));
+    f.look_again(5);
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 1);
+    CHECK(waiting->answer->value().late == Late::kNo);
+    for (int i = 0; i < 4; ++i) f.complete();
+  }
+
+  TEST_CASE("a load gathers a limited number of bytes") {
+    constexpr std::uint64_t kLarge = server::Fetches::kGatherBytes / 2;
+    Fixture f(256, {.batch_bytes = kLarge, .batches_per_owner = 2}, kLarge);
+    REQUIRE(f.claim(kOne, keys(1, 12)) == 12);
+    for (int i = 0; i < 4; ++i) f.complete();
+    const auto waiting = f.open_rest(kOne, 4, 8, std::nullopt);
+    f.complete();
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.complete();
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 2);
+    for (int i = 0; i < 6; ++i) f.complete();
+  }
+
+  TEST_CASE("a load that gathers receives what has arrived when the next block will not") {
+    Fixture f;
+    f.open_first_of_six();
+    const auto waiting = f.open_rest(kOne, 1, 5, std::nullopt);
+    f.complete();
+    CHECK_FALSE(f.is_answered(waiting));
+
+    f.complete(Errc::kPeerLost);
+
+    REQUIRE(f.is_answered(waiting));
+    CHECK(waiting->answer->value().opened.slots.size() == 1);
+    while (!f.fabric.batches.empty()) f.complete();
+  }
+
   TEST_CASE("a load is slow once its last block is predicted to arrive too late to be of use") {
     Fixture f;
     f.measure();
