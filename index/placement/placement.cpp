@@ -300,12 +300,23 @@ Result<PlacementRecord> Placement::placed(std::uint64_t id, const Terms& terms,
                                .pull_bytes = terms.pull_bytes,
                                .ready_seconds = terms.fetch};
   const std::uint32_t cached = prompt_tokens - std::min(prompt_tokens, terms.uncached_tokens);
+  state_->turns.placed(0, seconds_of(now));
   const Result<void> added = state_->record(record, cached, seconds_of(now));
   if (!added) {
     ++state_->counts.uncounted;
     return tl::unexpected<Error>(added.error());
   }
   return record;
+}
+
+void PlacementState::lend_rate(const PrefillRate& measured) {
+  for (Engine& engine : engines) {
+    if (!engine.used || engine.rate.samples() > 0) continue;
+    PrefillRate::Options rate = engine.setup.rate;
+    rate.start_tokens_per_second = measured.tokens_per_second();
+    rate.start_floor_seconds = measured.floor_seconds();
+    engine.rate = PrefillRate(rate);
+  }
 }
 
 bool Placement::first_token(std::uint64_t id, TimePoint now) {
@@ -318,10 +329,17 @@ bool Placement::first_token(std::uint64_t id, TimePoint now) {
   if (served->in_order) {
     engine.rate.add(served->uncached_tokens, served->seconds);
     engine.rate_at = seconds_of(now);
+    state_->lend_rate(engine.rate);
   }
   if (engine.rate.samples() > kLearningSamples) {
     engine.error.add_time(served->predicted, served->measured);
   }
+  return true;
+}
+
+bool Placement::computed(std::uint64_t id, TimePoint now) {
+  if (!state_->accounts.first_token(0, id, seconds_of(now))) return false;
+  state_->accounts.find(0, id)->expires = seconds_of(now) + kOpenSeconds;
   return true;
 }
 
@@ -374,8 +392,8 @@ void Placement::apply(const EngineSums& sums, TimePoint now) {
   if (state_->accounts.heal(sums, seconds_of(now))) ++state_->counts.healed;
 }
 
-void Placement::set_routers_before(std::span<const RouterId> routers) {
-  state_->turns.set_before(routers);
+void Placement::set_turns(std::span<const RouterId> before, std::span<const RouterId> after) {
+  state_->turns.set_others(before, after);
 }
 
 bool Placement::is_turn(TimePoint arrived) const {
@@ -392,6 +410,13 @@ Duration Placement::turn_limit(const PlacementRequest& request) const {
   }
   const double seconds = state_->turns.limit(std::isfinite(least) ? least : 0);
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+TimePoint Placement::turn_end(TimePoint arrived, Duration limit) const {
+  const double wait =
+      state_->turns.end(seconds_of(arrived), std::chrono::duration<double>(limit).count()) -
+      seconds_of(arrived);
+  return arrived + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait));
 }
 
 void Placement::forget_router(RouterId router, TimePoint now) {

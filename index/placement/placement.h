@@ -89,6 +89,9 @@ class Placement {
   /// The first token came: the prefill leaves the queue, and its engine's rate learns from it.
   /// Unknown ids (timed out) are no error; false for them.
   bool first_token(std::uint64_t id, TimePoint now);
+  /// The prompt was computed at an unknown time before, as with an answer that is not streamed: the
+  /// prefill leaves the queue and teaches no rate. False: unknown, or its first token came before.
+  bool computed(std::uint64_t id, TimePoint now);
   /// Its engine evicted so many tokens that the request was to reuse, before it began with it: it
   /// computes them too. Unknown ids, and those with a first token, are no error.
   void lost(std::uint64_t id, std::uint32_t tokens);
@@ -102,14 +105,16 @@ class Placement {
   void apply(const PlacementRecord& record, TimePoint now);
   /// A heartbeat of another router: replaces its sums for the engine.
   void apply(const EngineSums& sums, TimePoint now);
-  /// The live routers that choose before this one when requests reach several of them at one
-  /// instant; see Turns.
-  void set_routers_before(std::span<const RouterId> routers);
+  /// The other live routers, in the order in which all of them choose when requests reach several
+  /// of them at one instant: those before this one, and those after it. See Turns.
+  void set_turns(std::span<const RouterId> before, std::span<const RouterId> after);
   /// Whether the choice for a request that arrived at this time need not wait for their records.
   [[nodiscard]] bool is_turn(TimePoint arrived) const;
   /// The time for which it waits for them at most: a share of the least time in which a candidate
   /// computes the prompt.
   [[nodiscard]] Duration turn_limit(const PlacementRequest& request) const;
+  /// The time at which its wait ends, if nothing is placed meanwhile; `limit` is its turn_limit().
+  [[nodiscard]] TimePoint turn_end(TimePoint arrived, Duration limit) const;
   /// Forgets another router, as when its heartbeats stop.
   void forget_router(RouterId router, TimePoint now);
   /// This router's own sums for an engine, for its heartbeat.

@@ -132,6 +132,10 @@ struct PlacementState {
   /// The cost of one more answer at an engine.
   [[nodiscard]] double decode_load(const Terms& terms) const;
 
+  /// Engines that have not been measured are taken to be as fast as this one. Taken for faster than
+  /// they are, they would attract requests from the engines that have their blocks.
+  void lend_rate(const PrefillRate& measured);
+
   /// Accounts for a placement of any router.
   Result<void> record(const PlacementRecord& record, std::uint32_t predicted_cached, double now);
 

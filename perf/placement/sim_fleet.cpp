@@ -27,8 +27,11 @@ Result<std::unique_ptr<SimFleet>> SimFleet::create(std::size_t nodes, const SimH
                                                  .space_weight = options.space_weight}));
     // A router is 0 to itself and its place plus one to the others.
     std::vector<index::RouterId> before;
-    for (std::uint32_t j = 0; j < i; ++j) before.push_back(static_cast<index::RouterId>(j + 1));
-    if (options.shares && options.takes_turns) router->placement().set_routers_before(before);
+    std::vector<index::RouterId> after;
+    for (std::uint32_t j = 0; j < options.routers; ++j) {
+      if (j != i) (j < i ? before : after).push_back(static_cast<index::RouterId>(j + 1));
+    }
+    if (options.shares && options.takes_turns) router->placement().set_turns(before, after);
     fleet->routers_.push_back(std::move(router));
   }
   return fleet;

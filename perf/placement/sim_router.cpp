@@ -111,8 +111,9 @@ index::PlacementRequest SimRouter::look_up(const PlaceRequest& request, double n
 
 double SimRouter::turn(const PlaceRequest& request, double now) {
   if (placement_->is_turn(time_point(request.at))) return 0;
-  const Duration limit = placement_->turn_limit(look_up(request, now));
-  return std::max(0.0, request.at + std::chrono::duration<double>(limit).count() - now);
+  const TimePoint end =
+      placement_->turn_end(time_point(request.at), placement_->turn_limit(look_up(request, now)));
+  return std::max(0.0, std::chrono::duration<double>(end - time_point(now)).count());
 }
 
 SimRouter::Choice SimRouter::choose(std::uint64_t id, const PlaceRequest& request, double now) {

@@ -55,7 +55,11 @@ void ResponseWriter::begin(std::string_view first_bytes, const UpstreamCall& cal
   // The first byte of a response that is not streamed comes with its last token.
   if (kv_ != nullptr) {
     Shared& shared = request_.shared();
-    if (is_event_stream(call.head())) shared.kv->first_token(*kv_, shared.now());
+    if (is_event_stream(call.head())) {
+      shared.kv->first_token(*kv_, shared.now());
+    } else if (call.head().status == 200) {
+      shared.kv->computed(*kv_, shared.now());
+    }
     KvRouting::release_text(*kv_);
   }
   bodies_.release();

@@ -455,6 +455,18 @@ void KvRouting::first_token(KvRequest& request, TimePoint now) {
   }
 }
 
+void KvRouting::computed(KvRequest& request, TimePoint now) {
+  if (!request.placed || request.has_first_token) return;
+  request.has_first_token = true;
+  computed(KvLegAccount{.id = request.id, .log_entry = request.placed->log_entry}, now);
+}
+
+void KvRouting::computed(const KvLegAccount& leg, TimePoint now) {
+  waiting_.begun(leg.id);
+  // Other routers need not know whether the token was the first one.
+  if (placement_->computed(leg.id, now) && observer_ != nullptr) observer_->first_token(leg.id);
+}
+
 void KvRouting::release_text(KvRequest& request) {
   request.has_answer = true;
   std::string().swap(request.text_bytes);  // An assignment would keep the memory.

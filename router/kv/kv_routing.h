@@ -104,8 +104,12 @@ class KvRouting {
   /// is_turn() is false.
   [[nodiscard]] Duration turn_limit(std::span<const Candidate> candidates, KvRequest& request,
                                     TimePoint now);
-  /// Whether this router has what the routers before it have placed at the instant `arrived`.
+  /// Whether it is this router's turn to place a request that arrived at this time.
   [[nodiscard]] bool is_turn(TimePoint arrived) const { return placement_->is_turn(arrived); }
+  /// The time at which a choice within this limit no longer waits, if nothing is placed meanwhile.
+  [[nodiscard]] TimePoint turn_end(TimePoint arrived, Duration limit) const {
+    return placement_->turn_end(arrived, limit);
+  }
   /// The work that candidates have.
   struct Outlook {
     bool is_known = false;         ///< One of them has credit, so that requests are placed by cost.
@@ -124,6 +128,10 @@ class KvRouting {
   static void release_text(KvRequest& request);
   /// The first byte of the engine's answer came.
   void first_token(KvRequest& request, TimePoint now);
+  /// The engine has answered at once, some time after its first token: it has computed the prompt,
+  /// and what it computes now is another one. Has no effect after first_token().
+  void computed(KvRequest& request, TimePoint now);
+  void computed(const KvLegAccount& leg, TimePoint now);
   /// The engine has reported the tokens of the prompt, and how many of them were cached.
   void reported(KvRequest& request, std::uint32_t prompt_tokens,
                 std::optional<std::uint32_t> cached_tokens, TimePoint now);

@@ -29,7 +29,7 @@ ReplicaSet::ReplicaSet(KvRouting& routing, const std::optional<cluster::PeerSecr
 
 ReplicaSet::~ReplicaSet() {
   routing_.observe(nullptr);
-  routing_.parts().placement.set_routers_before({});
+  routing_.parts().placement.set_turns({}, {});
 }
 
 const cluster::PeerSecrets& ReplicaSet::secrets() const {
@@ -71,12 +71,12 @@ void ReplicaSet::set_addresses(std::span<const std::string> addresses, TimePoint
 
 void ReplicaSet::order_routers() {
   std::vector<index::RouterId> before;
+  std::vector<index::RouterId> after;
   for (const auto& [address, each] : siblings_) {
-    if (each.state == State::kLive && each.last.router < options_.router) {
-      before.push_back(each.number);
-    }
+    if (each.state != State::kLive) continue;
+    (each.last.router < options_.router ? before : after).push_back(each.number);
   }
-  routing_.parts().placement.set_routers_before(before);
+  routing_.parts().placement.set_turns(before, after);
 }
 
 void ReplicaSet::forget(Sibling& sibling, TimePoint now) {

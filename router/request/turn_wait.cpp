@@ -37,11 +37,14 @@ asio::awaitable<void> wait_for_turn(Shared& shared, const EngineNeeds& needs, Ro
     co_return;
   }
   const auto candidates = shared.fleet.candidates(role, needs.fleet_request({}));
-  const TimePoint end = arrived + shared.kv->turn_limit(candidates, *needs.view.kv, arrived);
-  if (end <= shared.now()) co_return;
+  const Duration limit = shared.kv->turn_limit(candidates, *needs.view.kv, arrived);
+  if (shared.kv->turn_end(arrived, limit) <= shared.now()) co_return;
   const OnPlacements woken(shared, [&wait] { wait.wake(); });
-  while (!shared.kv->is_turn(arrived) && shared.now() < end) {
-    if (!co_await wait.wait(end - shared.now())) break;
+  while (true) {
+    // Each placement may move it.
+    const TimePoint end = shared.kv->turn_end(arrived, limit);
+    const TimePoint now = shared.now();
+    if (end <= now || !co_await wait.wait(end - now)) break;
   }
   shared.metrics.turn_wait.record(shared.now() - arrived);
 }

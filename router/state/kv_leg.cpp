@@ -34,6 +34,15 @@ void KvLeg::detach() {
   if (request_ != nullptr) account_ = KvRouting::take_leg(*request_);
 }
 
+void KvLeg::answered() {
+  has_answer_ = true;
+  if (account_) {
+    shared_.kv->computed(*account_, shared_.now());
+  } else if (request_ != nullptr && !is_detached_) {
+    shared_.kv->computed(*request_, shared_.now());
+  }
+}
+
 std::string_view KvLeg::hint() const {
   // After a prefill the body has the prefill engine's parameters.
   if (request_ == nullptr || !request_->placed || request_->is_prefilled) return {};

@@ -27,8 +27,8 @@ class KvLeg {
   /// Keeps the account of this leg while the request is sent to another engine, too. Afterwards the
   /// request says nothing of this leg: take the hint and the session id before.
   void detach();
-  /// Records that the engine has answered, for a leg that was detached.
-  void answered() noexcept { has_answer_ = true; }
+  /// Records that the engine has answered at once, after it has computed the prompt.
+  void answered();
 
   /// The hint for the engine's connector; empty: none.
   [[nodiscard]] std::string_view hint() const;

@@ -181,6 +181,37 @@ class Queue(RouterTest):
             self.assertEqual((await client.reply()).status, 200)
         self.assertEqual((await router.metrics())['queue_waits_total{reason="time"}'], 1)
 
+    async def test_a_whole_answer_shows_that_its_engine_computes_another_prompt_now(self) -> None:
+        events = {"first": asyncio.Event(), "second": asyncio.Event()}
+
+        async def behavior(request: Request, answer: Answer) -> None:
+            await events[request.json["user"]].wait()
+            await answer.whole(b'{"choices":[{"text":"hello"}]}')
+
+        engine = await self.engine(behavior)
+        router = await self.known_engines(engine, "--engine-queue-time", "0s")
+
+        async def queue() -> float:
+            metrics = await router.metrics()
+            (name,) = (name for name in metrics if name.startswith("kv_queue_seconds{"))
+            return metrics[name]
+
+        first = await self.send(router, "first", 2 * TOKENS_PER_SECOND)
+        await engine.wait_for(1)
+        second = await self.send(router, "second", 10)
+        await engine.wait_for(2)
+        self.assertGreater(await queue(), 0)
+        # The first one takes longer than predicted, because the engine has begun with the second.
+        await router.wait_for_metrics(
+            lambda m: all(v < 0.1 for k, v in m.items() if k.startswith("kv_queue_seconds{"))
+        )
+        events["second"].set()
+        self.assertEqual((await second.reply()).status, 200)
+        self.assertGreater(await queue(), 0.2)
+        events["first"].set()
+        self.assertEqual((await first.reply()).status, 200)
+        self.assertEqual(await queue(), 0)
+
     async def test_without_a_queue_time_requests_go_to_their_engine(self) -> None:
         behavior = OneAtATime()
         engine = await self.engine(behavior)

@@ -236,6 +236,46 @@ TEST_SUITE("Placement") {
     CHECK(fleet.placement->error(0).time_error() < 0.1);
   }
 
+  TEST_CASE("an engine that was never measured starts with the rate of one that was") {
+    Fleet fleet(3, {.space_weight = 0});
+    const auto serve = [&](EngineId engine, double seconds, double now) {
+      REQUIRE(fleet.placement->placed(engine, {.engine = engine, .uncached_tokens = 2000}, 2000,
+                                      at(now)));
+      REQUIRE(fleet.placement->first_token(engine, at(now + seconds)));
+      REQUIRE(fleet.placement->done(engine, at(now + seconds)));
+    };
+
+    serve(0, 1, 0);
+
+    const double measured = fleet.placement->rate(0).seconds(2000);
+    CHECK(measured == doctest::Approx(1).epsilon(0.1));
+    CHECK(fleet.placement->rate(1).seconds(2000) == doctest::Approx(measured));
+    CHECK(fleet.placement->rate(1).samples() == 0);
+    const Decision decision = fleet.choose(2000, {}, 2);
+    CHECK(decision.near_equals == 3);
+
+    serve(1, 0.1, 3);
+    CHECK(fleet.placement->rate(0).seconds(2000) == doctest::Approx(measured));
+    CHECK(fleet.placement->rate(1).seconds(2000) < 0.5);
+  }
+
+  TEST_CASE("an answer that comes later than its first token teaches no rate") {
+    Fleet fleet(1);
+    for (const std::uint64_t id : {1U, 2U}) {
+      REQUIRE(fleet.placement->placed(id, {.engine = 0, .uncached_tokens = 8000}, 8000, at(0)));
+    }
+
+    CHECK(fleet.placement->computed(2, at(9)));
+
+    // The engine began with the other one at that time at the latest.
+    CHECK(fleet.placement->queue_seconds(0, at(9)) == doctest::Approx(0.8));
+    CHECK(fleet.placement->rate(0).samples() == 0);
+    CHECK_FALSE(fleet.placement->computed(2, at(9)));
+    CHECK_FALSE(fleet.placement->computed(7, at(9)));
+    CHECK_FALSE(fleet.placement->first_token(2, at(10)));
+    CHECK(fleet.placement->done(2, at(10)));
+  }
+
   TEST_CASE("an engine that was slow long ago is tried again beside busy ones") {
     Fleet fleet(2);
     std::uint64_t id = 0;

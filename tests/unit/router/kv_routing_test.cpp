@@ -426,7 +426,7 @@ TEST_SUITE("kv_routing") {
       const auto turn = rig.request(text + words(256, 'b') + std::to_string(i));
       REQUIRE(rig.choose(*turn) == 0);
       rig.routing->sent(*turn, *rig.engines[0], rig.now);
-      rig.now += milliseconds(500);
+      rig.now += milliseconds(10);  // 64 tokens, at the speed of the first prompt.
       rig.routing->first_token(*turn, rig.now);
       CHECK(rig.routing->waiting().blocks() == 0);
       rig.publish(0, event_of(index::EventKind::kRemoved), hashes(1'128, 128));

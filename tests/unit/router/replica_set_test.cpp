@@ -175,6 +175,41 @@ TEST_SUITE("replicas") {
     CHECK(b.sibling().lost == 0);
   }
 
+  TEST_CASE("an answer that is not streamed shows that the engine computes another prompt now") {
+    One a;
+    One b;
+    // The engine receives that of the first router before the other one, of which it is told later.
+    const auto second = b.place(0, words(40'000, 'b'));
+    const auto first = a.place(0, words(40'000, 'a'));
+    b.hear(a.take());
+    const double each = b.queue(0) / 2;
+    REQUIRE(each > 0.5);
+
+    for (One* const one : {&a, &b}) one->now += seconds(3);
+    a.routing->computed(*first, a.now);
+    a.routing->finished(*first, a.now);
+    b.hear(a.take());
+
+    CHECK(b.queue(0) == doctest::Approx(each));
+    b.routing->finished(*second, b.now);
+    CHECK(b.queue(0) == 0);
+  }
+
+  TEST_CASE("a request that is cancelled in the engine's queue tells nothing of the others") {
+    One a;
+    One b;
+    const auto first = b.place(0, words(40'000, 'b'));
+    const auto second = a.place(0, words(40'000, 'a'));
+    b.hear(a.take());
+
+    for (One* const one : {&a, &b}) one->now += seconds(3);
+    a.routing->finished(*second, a.now);
+    b.hear(a.take());
+
+    CHECK(b.queue(0) == 0);
+    CHECK(b.routing->placement_stats().inflight == 1);
+  }
+
   TEST_CASE("of two routers one chooses first at an instant, until it is silent") {
     One a;
     One b;
