@@ -3,8 +3,13 @@
 Eight engines without a model compute one prompt after the other, in real time for each token, and
 publish KV events. Users talk to them: each turn has the whole history. Requests come in bursts,
 open loop: all of a burst are sent at one instant, each through the next router, as a balancer in
-front of several routers does. The arms are one router, four with --replicas and four without. They
-take turns, with equal bursts and with texts of their own, and with new routers each.
+front of several routers does. The arms are one router, the same once more, four with --replicas,
+and with --alone four without. They take turns, with equal bursts and with texts of their own, and
+with new routers and engines each.
+
+Near the limit of the engines the mean of one arm differs from round to round, and between two runs
+of one router: the second arm of one router shows by how much. A ratio is worth as much as the ratio
+of these two is close to 1.
 
 The target: the mean time to the first token with four routers that share is within 5 % of that with
 one.
@@ -17,6 +22,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import random
 import shutil
 import statistics
@@ -31,7 +37,7 @@ from perf.support.serial_engine import SerialEngine
 from perf.support.servers import parser
 from tests.support.vllm_server import RouterServer, free_port
 
-ARMS = ("one", "four sharing", "four alone")
+ONE, AGAIN, SHARING, ALONE = "one", "one again", "four sharing", "four alone"
 ROUTERS = 4
 #: Bytes of a conversation's first prompt, and of each later turn; 4 are a token.
 FIRST = (8_000, 24_000)
@@ -63,6 +69,7 @@ class Outcome:
     seconds: list[float] = dataclasses.field(default_factory=list)  #: To the first token.
     cached: int = 0  #: Tokens.
     tokens: int = 0
+    busy: float = 0.0  #: Share of the time in which the engines computed.
 
     @property
     def mean(self) -> float:
@@ -109,7 +116,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def routers(self, arm: str) -> AsyncIterator[list[RouterServer]]:
-        count = 1 if arm == "one" else ROUTERS
+        count = 1 if arm in (ONE, AGAIN) else ROUTERS
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         routers = []
         for address in addresses:
@@ -119,7 +126,7 @@ class Fleet:
             router = RouterServer(self.binary, directory, [], urls)
             router.arguments += ["--health-interval", "200ms", "--access-log", "false"]
             router.arguments += ["--engine-queue-time", self.queue_time]
-            if arm == "four sharing":
+            if arm == SHARING:
                 router.arguments += ["--replica-listen", address, "--replicas", *addresses]
                 router.arguments += ["--peer-secret-file", str(self.secret)]
             routers.append(router)
@@ -127,7 +134,7 @@ class Fleet:
             for router in routers:
                 router.start()  # From the main thread; it is ready without its engines.
             for router in routers:
-                await self._wait_until_ready(router, count if arm == "four sharing" else 0)
+                await self._wait_until_ready(router, count if arm == SHARING else 0)
             yield routers
         finally:
             for router in routers:
@@ -159,11 +166,10 @@ class Client:
         self._idle = [[] for _ in routers]
         self._next = 0
 
-    async def post(self, prompt: str) -> tuple[float, int]:
-        """Seconds to the answer, and its cached tokens."""
+    async def post(self, body: bytes) -> tuple[float, int]:
+        """Seconds to the first token of the answer, and the answer's cached tokens."""
         number = self._next % len(self._addresses)
         self._next += 1
-        body = json.dumps({"model": "m", "max_tokens": 1, "prompt": prompt}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: r\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -176,9 +182,16 @@ class Client:
         writer.write(head + body)
         answer_head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         status = answer_head.split(" ", 2)[1]
-        length = int(answer_head.split("content-length:", 1)[1].split("\r\n", 1)[0])
-        answer = await reader.readexactly(length)
-        took = time.perf_counter() - began
+        if "content-length:" in answer_head:
+            length = int(answer_head.split("content-length:", 1)[1].split("\r\n", 1)[0])
+            answer = await reader.readexactly(length)
+            took = time.perf_counter() - began
+        else:
+            answer = await chunk(reader)
+            took = time.perf_counter() - began
+            while more := await chunk(reader):
+                answer += more
+            answer = answer.removeprefix(b"data: ").split(b"\n", 1)[0]
         if status != "200":
             raise AssertionError(f"the router answered {status}: {answer[:200]!r}")
         idle.append(pair)
@@ -190,6 +203,12 @@ class Client:
                 writer.close()
 
 
+async def chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next chunk of a body; empty at its end."""
+    size = int(await reader.readline(), 16)
+    return (await reader.readexactly(size + 2))[:-2]
+
+
 def text(name: str, size: int) -> str:
     """A text whose beginnings are those of the same name's shorter ones."""
     rng = random.Random(name)
@@ -197,18 +216,31 @@ def text(name: str, size: int) -> str:
     return "".join(words)[:size]
 
 
-async def play(
-    routers: Sequence[RouterServer], bursts: Sequence[Burst], name: str, warm_up_s: float
-) -> Outcome:
-    client, outcome = Client(routers), Outcome()
+def bodies_of(bursts: Sequence[Burst], name: str, streams: bool) -> dict[Sent, bytes]:
+    """The bodies of all requests, made before the first of them: they leave at one instant."""
     sizes: dict[int, int] = {}
     for burst in bursts:
         for one in burst.requests:
             sizes[one.conversation] = max(one.size, sizes.get(one.conversation, 0))
     texts = {number: text(f"{name} {number}", size) for number, size in sizes.items()}
+    same = {"model": "m", "max_tokens": 1, "stream": streams}
+    return {
+        one: json.dumps({**same, "prompt": texts[one.conversation][: one.size]}).encode()
+        for burst in bursts
+        for one in burst.requests
+    }
+
+
+async def play(
+    routers: Sequence[RouterServer],
+    bursts: Sequence[Burst],
+    bodies: dict[Sent, bytes],
+    warm_up_s: float,
+) -> Outcome:
+    client, outcome = Client(routers), Outcome()
 
     async def send(one: Sent, counts: bool) -> None:
-        took, cached = await client.post(texts[one.conversation][: one.size])
+        took, cached = await client.post(bodies[one])
         if counts:
             outcome.seconds.append(took)
             outcome.cached += cached
@@ -225,19 +257,40 @@ async def play(
     return outcome
 
 
+def ratios(arm: str, rounds: dict[str, list[Outcome]]) -> list[float]:
+    """The mean of an arm in each round, as a share of those of one router."""
+    if arm == AGAIN:
+        return [b.mean / a.mean for a, b in zip(rounds[ONE], rounds[AGAIN], strict=True)]
+    ones = [statistics.fmean((a.mean, b.mean)) for a, b in zip(*both(rounds), strict=True)]
+    return [made.mean / one for made, one in zip(rounds[arm], ones, strict=True)]
+
+
+def both(rounds: dict[str, list[Outcome]]) -> tuple[list[Outcome], list[Outcome]]:
+    return rounds[ONE], rounds[AGAIN]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The values, their geometric mean, and its standard error where there are several."""
+    logs = [math.log(value) for value in values]
+    words = f"rounds {' '.join(f'{value:.3f}' for value in values)}"
+    words += f", geometric mean {math.exp(statistics.fmean(logs)):.3f}"
+    if len(logs) > 1:
+        words += f" +- {statistics.stdev(logs) / math.sqrt(len(logs)):.3f}"
+    return words
+
+
 def figure(arm: str, rounds: dict[str, list[Outcome]], params: dict[str, object]) -> Figure:
-    means = {name: [one.mean for one in made] for name, made in rounds.items()}
-    ratios = [a / b for a, b in zip(means[arm], means["one"], strict=True)]
+    ones = [one.mean for made in both(rounds) for one in made]
     return Figure(
         run="router_replicas",
         params={"arm": arm, **params},
-        figure=statistics.fmean(means[arm]) * 1e3,
+        figure=statistics.fmean(one.mean for one in rounds[arm]) * 1e3,
         unit="ms",
-        bound=statistics.fmean(means["one"]) * 1e3,
+        bound=statistics.fmean(ones) * 1e3,
         bound_name="one router",
         target=1.05,
-        n=len(ratios),
-        spread=f"ratios of the rounds {min(ratios):.3f} to {max(ratios):.3f}",
+        n=len(rounds[arm]),
+        spread=f"{spread(ratios(arm, rounds))}; one router twice: {spread(ratios(AGAIN, rounds))}",
     )
 
 
@@ -248,7 +301,8 @@ def report(rounds: dict[str, list[Outcome]]) -> None:
         note(
             f"{arm}: {len(seconds)} requests, mean {statistics.fmean(seconds) * 1e3:.1f} ms, p50 "
             f"{statistics.median(seconds) * 1e3:.1f}, p99 "
-            f"{seconds[int(0.99 * len(seconds))] * 1e3:.1f} ms, {100 * hits:.1f} % cached"
+            f"{seconds[int(0.99 * len(seconds))] * 1e3:.1f} ms, {100 * hits:.1f} % cached, engines "
+            f"computed {statistics.fmean(one.busy for one in made):.0%} of the time"
         )
 
 
@@ -264,24 +318,28 @@ async def started(count: int, tokens_per_second: float) -> AsyncIterator[list[Se
 
 
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, list[Outcome]]:
-    rng = random.Random(options.seed)
     binary = options.build_dir / "router" / "pegaflow-router"
-    queue_time = options.engine_queue_time
-    rounds: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
-    for number in range(1, options.rounds + 1):
+    arms = [ONE, AGAIN, SHARING, *([ALONE] if options.alone else [])]
+    rounds: dict[str, list[Outcome]] = {arm: [] for arm in arms}
+    for number in range(options.rounds):
+        seed = options.seed + number
+        rng = random.Random(seed)
         bursts = draw(rng, options.seconds, options.rate)
-        for arm in rng.sample(ARMS, len(ARMS)):
-            name = f"{number}-{arm.replace(' ', '-')}"
+        for arm in rng.sample(arms, len(arms)):
+            name = f"{seed}-{arm.replace(' ', '-')}"
             own = directory / name
             own.mkdir()
+            bodies = bodies_of(bursts, name, not options.whole)
             async with started(options.engines, options.tokens_per_second) as engines:
-                async with Fleet(binary, own, engines, queue_time).routers(arm) as routers:
-                    outcome = await play(routers, bursts, f"{options.seed} {name}", options.warm_up)
-                busy = sum(engine.busy_s for engine in engines) / len(engines)
+                fleet = Fleet(binary, own, engines, options.engine_queue_time)
+                async with fleet.routers(arm) as routers:
+                    outcome = await play(routers, bursts, bodies, options.warm_up)
+                computed = sum(engine.busy_s for engine in engines)
+            outcome.busy = computed / len(engines) / options.seconds
             rounds[arm].append(outcome)
             note(
-                f"round {number}, {arm}: mean {outcome.mean * 1e3:.1f} ms of "
-                f"{len(outcome.seconds)}; engines computed {busy / options.seconds:.0%} of the time"
+                f"seed {seed}, {arm}: mean {outcome.mean * 1e3:.1f} ms of "
+                f"{len(outcome.seconds)}; engines computed {outcome.busy:.0%} of the time"
             )
     return rounds
 
@@ -299,7 +357,12 @@ def main() -> int:
         default="500ms",
         help="of the routers: requests wait in a router while all engines have longer queues",
     )
+    arguments.add_argument("--whole", action="store_true", help="answers are not streamed")
+    arguments.add_argument(
+        "--alone", action="store_true", help="also four routers that do not share their placements"
+    )
     options = arguments.parse_args()
+    note(f"seed {options.seed}: --seed SEED --rounds 1 repeats a round")
     directory = Path(tempfile.mkdtemp(prefix="pega-perf-"))
     try:
         rounds = asyncio.run(measure(options, directory))
@@ -314,11 +377,12 @@ def main() -> int:
         "requests_per_second": options.rate,
         "tokens_per_second": options.tokens_per_second,
         "engine_queue_time": options.engine_queue_time,
+        "streams": not options.whole,
     }
-    made = [figure(arm, rounds, params) for arm in ARMS[1:]]
     # Without sharing there is no target: it shows what sharing is worth.
-    note(made[1].line())
-    return 0 if publish(made[:1], options.json) else 1
+    if options.alone:
+        note(figure(ALONE, rounds, params).line())
+    return 0 if publish([figure(SHARING, rounds, params)], options.json) else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 from kv_engine import BLOCK_BYTES, BLOCK_TOKENS, KvEngine
-from streaming_engine import Answer, Request
+from streaming_engine import Answer, Request, event
 
 
 def chained_hashes(prompt: str) -> list[int]:
@@ -26,8 +26,8 @@ def chained_hashes(prompt: str) -> list[int]:
 
 class SerialEngine(KvEngine):
     """Computes the prompts in the order of their arrival, one at a time, each token in the same
-    time; what it has computed stays cached. It announces the blocks of a prompt and answers when
-    the prompt is computed.
+    time; what it has computed stays cached. It announces the blocks of a prompt and answers with
+    one token when the prompt is computed, as a stream if the request wants one.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
@@ -54,4 +54,10 @@ class SerialEngine(KvEngine):
             "prompt_tokens": tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        await answer.whole(json.dumps({"choices": [{"text": "hello"}], "usage": usage}).encode())
+        whole = json.dumps({"choices": [{"text": "hello"}], "usage": usage})
+        if not request.json.get("stream"):
+            await answer.whole(whole.encode())
+            return
+        await answer.begin_stream()
+        await answer.piece(event(whole) + event("[DONE]"))
+        await answer.end_stream()
