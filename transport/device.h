@@ -17,6 +17,15 @@
 
 namespace pegaflow {
 
+/// The KV cache memory of another engine's process on this host.
+struct PeerMemory {
+  /// In the order of the page; `base` is an address in that process and must not be dereferenced.
+  std::vector<Segment> segments{};
+  std::uint64_t block_count = 0;
+  /// That process's pidfd. Borrowed until remove_peer() or detach() has returned.
+  int process = -1;
+};
+
 /// Copies pages between an engine's blocks and the pool, on threads of its own.
 ///
 /// A batch is one job's copies in one direction and of one layout. Batches of loads overtake
@@ -24,12 +33,13 @@ namespace pegaflow {
 /// completes exactly once, in every case. After its completion the device touches none of its
 /// bytes, and only then may slots and engine blocks be reused.
 ///
-/// Thread-safe: submit(), cancel() and record_event() may be called from any thread.
+/// Thread-safe: submit(), cancel(), record_event(), add_peer() and remove_peer() may be called from
+/// any thread.
 class Device {
  public:
   enum class Direction : std::uint8_t {
     kSave,  ///< Engine block to pool.
-    kLoad,  ///< Pool to engine block.
+    kLoad,  ///< Pool, or the memory of a peer, to engine block.
   };
 
   /// The queue of the engine's work, as the device identifies it: a CUstream. 0: the default
@@ -41,7 +51,7 @@ class Device {
 
   struct Copy {
     std::uint32_t block = 0;        ///< Below the layout's block_count().
-    std::uint64_t pool_offset = 0;  ///< The page's first byte in the pool.
+    std::uint64_t pool_offset = 0;  ///< The page's first byte in the pool; with a peer: its block.
     bool checksum = false;          ///< Whether the completion includes this page's checksum.
   };
 
@@ -51,6 +61,9 @@ class Device {
     Event after = Event::kNow;
     std::vector<Copy> copies;
     std::size_t layout = 0;  ///< The index, among the attached layouts, of that of its pages.
+    /// If not 0, a load reads its pages from the memory of this peer, and `pool_offset` of each
+    /// copy is the number of the peer's block. Only for layout 0.
+    std::uint64_t peer = 0;
   };
 
   struct Completion {
@@ -88,13 +101,28 @@ class Device {
   /// that takes, and delivers all completions. Afterwards nothing touches the pool. Idempotent.
   virtual void detach() = 0;
 
+  /// Lets batches read the memory of another engine, under a name that the caller chooses.
+  ///
+  /// A page counts as copied when its bytes were read while the peer's process ran. The device does
+  /// not detect that the peer wrote to them at the same time: the caller does. Batches that read a
+  /// process that has ended complete with kGone, and with kRefused when the kernel forbids it.
+  /// Errors: kRefused when the device or the kernel cannot read that process's memory, or when its
+  /// segments differ in number or size from those of layout 0; kInvalidArgument for the name 0, a
+  /// name in use, or addresses out of range; kGone when the device is not attached or the process
+  /// has ended; kIo when the memory is not readable.
+  virtual Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory);
+
+  /// Forgets a peer; detach() forgets all. The caller guarantees that no batch that reads the peer
+  /// is in flight. Unknown names are fine.
+  virtual void remove_peer(std::uint64_t /*peer*/) {}
+
   /// Marks the engine's work on `queue` so far. Cheap; never waits.
   /// Errors: kInternal when the device is broken: the caller then drops its save.
   virtual Result<Event> record_event(Queue queue) = 0;
 
   /// Accepts a batch. Errors: kBusy when its queue is full, kGone when not attached,
-  /// kInvalidArgument for a layout, a block or an offset out of range, kInternal once the device is
-  /// broken.
+  /// kInvalidArgument for a layout, a block or an offset out of range, an unknown peer or one of a
+  /// save, kInternal once the device is broken.
   virtual Result<void> submit(Batch batch) = 0;
 
   /// Requests the early completion of a load, for devices that queue their work like the engine
@@ -113,5 +141,10 @@ class Device {
   /// Unknown tickets are fine.
   virtual void cancel(std::uint64_t ticket) = 0;
 };
+
+inline Result<void> Device::add_peer(std::uint64_t peer, const PeerMemory& /*memory*/) {
+  return fail(Errc::kRefused, "peer {}: this device cannot read the memory of other processes",
+              peer);
+}
 
 }  // namespace pegaflow

@@ -3,6 +3,8 @@
 /// The checks of their callers that all devices have in common.
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/error.h"
@@ -21,13 +23,34 @@ inline Result<void> check_attach(std::span<const PageLayout> layouts, std::span<
   return {};
 }
 
-/// The layout, the blocks and the places of a batch.
+/// The blocks of a batch that reads a peer with `peer_blocks` blocks; no value: an unknown peer.
+inline Result<void> check_peer_batch(const Device::Batch& batch, const PageLayout& layout,
+                                     std::optional<std::uint64_t> peer_blocks) {
+  if (batch.direction != Device::Direction::kLoad || batch.layout != 0) {
+    return fail(Errc::kInvalidArgument, "batch {}: only loads of layout 0 read a peer",
+                batch.ticket);
+  }
+  if (!peer_blocks) {
+    return fail(Errc::kInvalidArgument, "batch {}: unknown peer {}", batch.ticket, batch.peer);
+  }
+  for (const Device::Copy& copy : batch.copies) {
+    if (copy.block >= layout.block_count() || copy.pool_offset >= *peer_blocks) {
+      return fail(Errc::kInvalidArgument, "block {} of {}, from block {} of {} of peer {}",
+                  copy.block, layout.block_count(), copy.pool_offset, *peer_blocks, batch.peer);
+    }
+  }
+  return {};
+}
+
+/// The layout, the blocks and the places of a batch. `peer_blocks`: as check_peer_batch().
 inline Result<void> check_batch(const Device::Batch& batch, std::span<const PageLayout> layouts,
-                                std::uint64_t pool_bytes) {
+                                std::uint64_t pool_bytes,
+                                std::optional<std::uint64_t> peer_blocks = std::nullopt) {
   if (batch.layout >= layouts.size()) {
     return fail(Errc::kInvalidArgument, "batch {}: layout {} of {}", batch.ticket, batch.layout,
                 layouts.size());
   }
+  if (batch.peer != 0) return check_peer_batch(batch, layouts[batch.layout], peer_blocks);
   const std::uint64_t block_count = layouts[batch.layout].block_count();
   const std::uint64_t page_bytes = layouts[batch.layout].page_bytes();
   for (const Device::Copy& copy : batch.copies) {

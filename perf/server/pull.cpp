@@ -62,6 +62,10 @@ class WatchedDevice final : public Device {
     });
   }
   void detach() override { device_->detach(); }
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) override {
+    return device_->add_peer(peer, memory);
+  }
+  void remove_peer(std::uint64_t peer) override { device_->remove_peer(peer); }
   Result<Event> record_event(Queue queue) override { return device_->record_event(queue); }
   Result<void> submit(Batch batch) override { return device_->submit(std::move(batch)); }
   void cancel(std::uint64_t ticket) override { device_->cancel(ticket); }

@@ -1,33 +1,15 @@
 #include "server/rpc/process_watch.h"
 
-#include <charconv>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include <poll.h>
 #include <unistd.h>
+
+#include "base/os/pidfd.h"
 
 namespace pegaflow::server {
 namespace {
-
-/// The process of a pidfd: 0 in a PID namespace that is invisible here, -1 when it has ended. No
-/// value when `fd` is not a pidfd: only pidfds have this line.
-std::optional<int> process_of(int fd) {
-  std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
-  for (std::string line; std::getline(info, line);) {
-    constexpr std::string_view kField = "Pid:";
-    if (!line.starts_with(kField)) continue;
-    const std::size_t start = line.find_first_not_of(" \t", kField.size());
-    if (start == std::string::npos) return std::nullopt;
-    int pid = 0;
-    const auto [end, status] = std::from_chars(line.data() + start, line.data() + line.size(), pid);
-    if (status != std::errc()) return std::nullopt;
-    return pid;
-  }
-  return std::nullopt;
-}
 
 /// Whether /proc is that of this process's PID namespace; else its numbers differ from those of the
 /// socket.
@@ -37,19 +19,14 @@ bool is_own_proc() {
   return length > 0 && std::to_string(::getpid()) == text;
 }
 
-bool is_readable(int fd) {
-  pollfd wanted{fd, POLLIN, 0};
-  return ::poll(&wanted, 1, 0) == 1;
-}
-
 }  // namespace
 
 Result<std::shared_ptr<ProcessWatch>> ProcessWatch::start(kj::UnixEventPort& port, UniqueFd pidfd,
                                                           const Peer& peer,
                                                           kj::Function<void()> on_gone) {
-  const std::optional<int> pid = process_of(pidfd.get());
+  const std::optional<pid_t> pid = process_of_pidfd(pidfd.get());
   if (!pid) return fail(Errc::kRefused, "the descriptor that came with hello is not a pidfd");
-  if (*pid < 0 || is_readable(pidfd.get())) {
+  if (*pid < 0 || has_process_ended(pidfd.get())) {
     return fail(Errc::kRefused, "the process of the pidfd that came with hello has ended");
   }
   // Across PID namespaces one or both are 0, and there is nothing to compare.

@@ -25,28 +25,27 @@ constexpr unsigned answer(int error) {
          (static_cast<unsigned>(error) & static_cast<unsigned>(SECCOMP_RET_DATA));
 }
 
-}  // namespace
-
-std::optional<int> answer_mbind_with(int error) {
+/// Sets the result of one system call.
+bool answer_with(unsigned number, int error) {
   std::array<sock_filter, 4> filter = {{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, answer(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  }};
-  if (!install(filter)) return std::nullopt;
-  return error;
-}
-
-bool forbid_io_uring() {
-  std::array<sock_filter, 4> filter = {{
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, answer(EPERM)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   }};
   return install(filter);
 }
+
+}  // namespace
+
+std::optional<int> answer_mbind_with(int error) {
+  if (!answer_with(SYS_mbind, error)) return std::nullopt;
+  return error;
+}
+
+bool forbid_io_uring() { return answer_with(SYS_io_uring_setup, EPERM); }
+
+bool forbid_reads_of_processes() { return answer_with(SYS_process_vm_readv, EPERM); }
 
 bool refuse_direct_open() {
   // glibc's open() is openat(); the flags are its third argument.

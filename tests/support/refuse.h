@@ -18,4 +18,8 @@ bool forbid_io_uring();
 /// the kernel has no such filters.
 bool refuse_direct_open();
 
+/// Rejects process_vm_readv() with EPERM for this thread, as Yama and the filters of container
+/// runtimes do. False if the kernel has no such filters.
+bool forbid_reads_of_processes();
+
 }  // namespace pegaflow::testing

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/device_checks.h"
+#include "transport/host/page_copy.h"
 
 namespace pegaflow::testing {
 
@@ -133,6 +134,21 @@ void SlowDevice::detach() {
   changed_.notify_all();
   changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
   detaching_ = false;
+  if (!attached_) peers_.clear();
+}
+
+Result<void> SlowDevice::add_peer(std::uint64_t peer, const PeerMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  if (!attached_) return fail(Errc::kGone, "not attached");
+  if (peer == 0 || peers_.contains(peer)) return fail(Errc::kInvalidArgument, "peer {}", peer);
+  PEGA_TRY_LET(PeerReader reader, PeerReader::open(memory, layouts_.front()));
+  peers_.emplace(peer, std::move(reader));
+  return {};
+}
+
+void SlowDevice::remove_peer(std::uint64_t peer) {
+  const std::lock_guard lock(mutex_);
+  peers_.erase(peer);
 }
 
 Result<Device::Event> SlowDevice::record_event(Queue /*queue*/) {
@@ -145,7 +161,10 @@ Result<void> SlowDevice::submit(Batch batch) {
   const std::lock_guard lock(mutex_);
   if (fail_submit_) return tl::unexpected<Error>(*std::exchange(fail_submit_, std::nullopt));
   if (!attached_) return fail(Errc::kGone, "not attached");
-  PEGA_TRY(device::check_batch(batch, layouts_, pool_.size()));
+  const auto peer = peers_.find(batch.peer);
+  const auto peer_blocks = peer == peers_.end() ? std::optional<std::uint64_t>()
+                                                : std::optional(peer->second.block_count());
+  PEGA_TRY(device::check_batch(batch, layouts_, pool_.size(), peer_blocks));
   ++batches_;
   const auto place = batch.direction == Direction::kSave
                          ? queue_.end()
@@ -187,8 +206,26 @@ void SlowDevice::run() {
   }
 }
 
-Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Batch& batch) {
+Result<std::uint64_t> SlowDevice::copy_page(const Batch& batch, const Copy& copy) {
+  const PageLayout& layout = layouts_.at(batch.layout);
   PageChecksum checksum;
+  if (batch.peer != 0) {
+    PeerReader::Outcome outcome = peers_.at(batch.peer).read(layout, std::span(&copy, 1));
+    if (outcome.error) return tl::unexpected<Error>(std::move(*outcome.error));
+    return checksum_of(layout, copy.block, checksum);
+  }
+  std::byte* page = pool_.data() + copy.pool_offset;
+  for (const Segment& segment : layout.segments()) {
+    std::byte* const piece = segment.base + copy.block * segment.block_stride_bytes;
+    const bool save = batch.direction == Direction::kSave;
+    std::memcpy(save ? page : piece, save ? piece : page, segment.size_bytes);
+    checksum.add({piece, segment.size_bytes});
+    page += segment.size_bytes;
+  }
+  return checksum.value();
+}
+
+Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Batch& batch) {
   std::vector<std::uint64_t> checksums(batch.copies.size(), kNoChecksum);
   for (std::size_t i = 0; i < batch.copies.size(); ++i) {
     const auto done = [&](Errc code, const char* why) {
@@ -209,16 +246,9 @@ Device::Completion SlowDevice::copy(std::unique_lock<std::mutex>& lock, const Ba
       page_waits_ = false;
     }
     if (holding_) --allowed_;
-    std::byte* page = pool_.data() + batch.copies[i].pool_offset;
-    checksum.reset();
-    for (const Segment& segment : layouts_.at(batch.layout).segments()) {
-      std::byte* const piece = segment.base + batch.copies[i].block * segment.block_stride_bytes;
-      const bool save = batch.direction == Direction::kSave;
-      std::memcpy(save ? page : piece, save ? piece : page, segment.size_bytes);
-      checksum.add({piece, segment.size_bytes});
-      page += segment.size_bytes;
-    }
-    if (batch.copies[i].checksum) checksums[i] = checksum.value();
+    Result<std::uint64_t> checksum = copy_page(batch, batch.copies[i]);
+    if (!checksum) return {batch.ticket, i, std::move(checksum.error()), std::move(checksums)};
+    if (batch.copies[i].checksum) checksums[i] = *checksum;
     ++copied_;
     changed_.notify_all();
   }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "transport/device.h"
+#include "transport/host/peer_reader.h"
 
 namespace pegaflow::testing {
 
@@ -66,6 +68,8 @@ class SlowDevice final : public Device {
   Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) override;
+  void remove_peer(std::uint64_t peer) override;
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;
@@ -74,6 +78,8 @@ class SlowDevice final : public Device {
  private:
   void run();
   Completion copy(std::unique_lock<std::mutex>& lock, const Batch& batch);
+  /// Copies one page and returns its checksum.
+  Result<std::uint64_t> copy_page(const Batch& batch, const Copy& copy);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -81,6 +87,7 @@ class SlowDevice final : public Device {
   std::span<std::byte> pool_;
   CompletionSink sink_;
   std::deque<Batch> queue_;
+  std::map<std::uint64_t, PeerReader> peers_;
   std::set<std::uint64_t> cancelled_;
   std::set<std::uint64_t> promised_;  ///< Their early completion was reported.
   bool busy_ = false;                 ///< The thread has a batch.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "base/os/thread.h"
 #include "transport/device_checks.h"
 #include "transport/host/page_copy.h"
+#include "transport/host/peer_reader.h"
 
 namespace pegaflow {
 namespace {
@@ -71,6 +73,26 @@ class HostDevice::Impl {
     collect_idle_cancelled();
     work_.notify_all();
     idle_.wait(lock, [this] { return jobs_ == 0; });
+    if (!attached_) peers_.clear();
+  }
+
+  /// Holds the mutex while it looks at the peer, which happens once for each engine of the host.
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) {
+    if (forked()) return fail(Errc::kGone, "the copy threads belong to the parent process");
+    const std::lock_guard lock(mutex_);
+    if (!attached_) return fail(Errc::kGone, "add peer: the device is not attached to a pool");
+    if (peer == 0 || peers_.contains(peer)) {
+      return fail(Errc::kInvalidArgument, "add peer: {} is 0 or the name of another peer", peer);
+    }
+    PEGA_TRY_LET(PeerReader reader, PeerReader::open(memory, layouts_.front()));
+    peers_.emplace(peer, std::move(reader));
+    return {};
+  }
+
+  void remove_peer(std::uint64_t peer) {
+    if (forked()) return;
+    const std::lock_guard lock(mutex_);
+    peers_.erase(peer);
   }
 
   Result<void> submit(Batch&& batch) {
@@ -78,7 +100,10 @@ class HostDevice::Impl {
     {
       const std::lock_guard lock(mutex_);
       if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
-      PEGA_TRY(device::check_batch(batch, layouts_, pool_.size()));
+      const auto peer = peers_.find(batch.peer);
+      std::optional<std::uint64_t> peer_blocks;
+      if (peer != peers_.end()) peer_blocks = peer->second.block_count();
+      PEGA_TRY(device::check_batch(batch, layouts_, pool_.size(), peer_blocks));
       std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
       if (count >= options_.max_batches) {
         return fail(Errc::kBusy, "{} batches are queued already", count);
@@ -90,6 +115,7 @@ class HostDevice::Impl {
       const bool wants_checksums = std::any_of(batch.copies.begin(), batch.copies.end(),
                                                [](const Copy& copy) { return copy.checksum; });
       if (wants_checksums) job.checksums.resize(batch.copies.size(), kNoChecksum);
+      if (peer != peers_.end()) job.peer = &peer->second;
       job.batch = std::move(batch);
       queue.push_back(std::move(job));
     }
@@ -117,12 +143,23 @@ class HostDevice::Impl {
  private:
   struct Job {
     Batch batch;
-    std::size_t issued = 0;  ///< Pages handed to a thread so far.
+    const PeerReader* peer = nullptr;  ///< The batch's, if it has one.
+    std::size_t issued = 0;            ///< Pages handed to a thread so far.
+    std::optional<Error> error;        ///< Why the first page that failed did,
+    std::size_t failed = 0;            ///< and which it is.
     int threads_inside = 0;
     bool cancelled = false;
     std::vector<std::uint64_t> checksums;  ///< Each written by the thread that copies its page.
 
-    [[nodiscard]] bool has_work() const { return !cancelled && issued < batch.copies.size(); }
+    [[nodiscard]] bool has_work() const {
+      return !cancelled && !error && issued < batch.copies.size();
+    }
+    /// Threads fail in any order.
+    void fail_at(std::size_t page, Error why) {
+      if (error && failed <= page) return;
+      failed = page;
+      error = std::move(why);
+    }
   };
 
   std::list<Job>& queue_of(Direction direction) {
@@ -175,31 +212,60 @@ class HostDevice::Impl {
     const std::size_t pages = std::clamp<std::size_t>(kRunBytes / layout.page_bytes(), 1,
                                                       job->batch.copies.size() - job->issued);
     const std::size_t first = std::exchange(job->issued, job->issued + pages);
-    const Direction direction = job->batch.direction;
     ++job->threads_inside;
 
     lock.unlock();
-    for (std::size_t i = first; i < first + pages; ++i) {
-      const Copy& copy = job->batch.copies[i];
-      std::byte* const page = pool_.data() + copy.pool_offset;
-      if (copy.checksum) {
-        job->checksums[i] = copy_page(layout, direction, copy.block, page, checksum);
-      } else {
-        copy_page(layout, direction, copy.block, page);
-      }
+    PeerReader::Outcome outcome;
+    if (job->peer != nullptr) {
+      outcome = read_peer(*job, first, pages, checksum);
+    } else {
+      copy_pages(*job, first, pages, checksum);
     }
     lock.lock();
 
+    if (outcome.error) job->fail_at(first + outcome.copied, std::move(*outcome.error));
     if (--job->threads_inside == 0 && !job->has_work()) {
       ended_.splice(ended_.end(), queue_of(job->batch.direction), job);
     }
+  }
+
+  void copy_pages(Job& job, std::size_t first, std::size_t pages, PageChecksum& checksum) {
+    const PageLayout& layout = layouts_[job.batch.layout];
+    for (std::size_t i = first; i < first + pages; ++i) {
+      const Copy& copy = job.batch.copies[i];
+      std::byte* const page = pool_.data() + copy.pool_offset;
+      if (copy.checksum) {
+        job.checksums[i] = copy_page(layout, job.batch.direction, copy.block, page, checksum);
+      } else {
+        copy_page(layout, job.batch.direction, copy.block, page);
+      }
+    }
+  }
+
+  PeerReader::Outcome read_peer(Job& job, std::size_t first, std::size_t pages,
+                                PageChecksum& checksum) {
+    const PageLayout& layout = layouts_[job.batch.layout];
+    PeerReader::Outcome outcome =
+        job.peer->read(layout, std::span(job.batch.copies).subspan(first, pages));
+    for (std::size_t i = first; i < first + outcome.copied; ++i) {
+      const Copy& copy = job.batch.copies[i];
+      if (copy.checksum) job.checksums[i] = checksum_of(layout, copy.block, checksum);
+    }
+    return outcome;
   }
 
   void report(std::unique_lock<std::mutex>& lock) {
     Job job = std::move(ended_.front());
     ended_.pop_front();
     Completion completion{job.batch.ticket, job.issued, std::nullopt, std::move(job.checksums)};
-    if (job.issued < job.batch.copies.size()) {
+    if (job.error) {
+      completion.copied = job.failed;
+      // Later pages that were copied count no more than those that were not.
+      for (std::size_t i = job.failed; i < completion.checksums.size(); ++i) {
+        completion.checksums[i] = kNoChecksum;
+      }
+      completion.error = std::move(job.error);
+    } else if (job.issued < job.batch.copies.size()) {
       completion.error = Error{Errc::kCancelled, fmt::format("cancelled after {} of {} pages",
                                                              job.issued, job.batch.copies.size())};
     }
@@ -230,6 +296,7 @@ class HostDevice::Impl {
   std::size_t counts_[2] = {};  ///< The same, by direction.
   std::list<Job> queues_[2];    ///< By direction.
   std::list<Job> ended_;        ///< No longer copied, not yet reported.
+  std::map<std::uint64_t, PeerReader> peers_;
 };
 
 Result<std::unique_ptr<HostDevice>> HostDevice::create(const Options& options) {
@@ -254,6 +321,10 @@ Result<void> HostDevice::attach(std::span<const PageLayout> layouts, std::span<s
   return impl_->attach(layouts, pool, std::move(sink));
 }
 void HostDevice::detach() { impl_->detach(); }
+Result<void> HostDevice::add_peer(std::uint64_t peer, const PeerMemory& memory) {
+  return impl_->add_peer(peer, memory);
+}
+void HostDevice::remove_peer(std::uint64_t peer) { impl_->remove_peer(peer); }
 Result<Device::Event> HostDevice::record_event(Queue /*queue*/) { return Event::kNow; }
 Result<void> HostDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
 void HostDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }

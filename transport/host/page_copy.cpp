@@ -75,4 +75,13 @@ std::uint64_t copy_page(const PageLayout& layout, Device::Direction direction, s
   return checksum.value();
 }
 
+std::uint64_t checksum_of(const PageLayout& layout, std::uint32_t block,
+                          PageChecksum& checksum) noexcept {
+  checksum.reset();
+  for (const Segment& segment : layout.segments()) {
+    checksum.add({segment.base + block * segment.block_stride_bytes, segment.size_bytes});
+  }
+  return checksum.value();
+}
+
 }  // namespace pegaflow

@@ -24,4 +24,8 @@ void copy_page(const PageLayout& layout, Device::Direction direction, std::uint3
 std::uint64_t copy_page(const PageLayout& layout, Device::Direction direction, std::uint32_t block,
                         std::byte* page, PageChecksum& checksum) noexcept;
 
+/// The checksum of a block's bytes in the engine's memory. Overwrites `checksum`.
+std::uint64_t checksum_of(const PageLayout& layout, std::uint32_t block,
+                          PageChecksum& checksum) noexcept;
+
 }  // namespace pegaflow

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -17,52 +16,16 @@
 
 #include "tests/support/engine_memory.h"
 #include "tests/support/seed.h"
+#include "tests/unit/transport/completions.h"
 #include "tests/unit/transport/layouts_conformance.h"
 
 namespace pegaflow {
 namespace {
 
-using std::chrono::seconds;
+using testing::Completions;
 using testing::engine_memory;
 using testing::EngineMemory;
 using Direction = Device::Direction;
-
-/// Collects completions and lets a test wait for them.
-class Completions {
- public:
-  Device::CompletionSink sink() {
-    return [this](Device::Completion&& completion) {
-      std::unique_lock lock(mutex_);
-      all_.push_back(std::move(completion));
-      changed_.notify_all();
-      // A sink that does not return keeps a copy thread busy; tests hold a thread this way.
-      ++inside_;
-      changed_.wait(lock, [this] { return !held_; });
-      --inside_;
-    };
-  }
-  void hold() {
-    const std::lock_guard lock(mutex_);
-    held_ = true;
-  }
-  void release() {
-    const std::lock_guard lock(mutex_);
-    held_ = false;
-    changed_.notify_all();
-  }
-  std::vector<Device::Completion> wait_for(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    REQUIRE(changed_.wait_for(lock, seconds(30), [&] { return all_.size() >= count; }));
-    return all_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Device::Completion> all_;
-  bool held_ = false;
-  int inside_ = 0;
-};
 
 struct Fixture {
   explicit Fixture(int threads = 1, std::size_t blocks = 16, std::size_t segment_bytes = 512,
@@ -412,8 +375,10 @@ TEST_SUITE("HostDevice") {
           f.device->submit(f.batch(1, Direction::kSave, {0})).error().code == Errc::kGone;
       f.device->cancel(1);
       f.device->detach();
+      f.device->remove_peer(1);
+      const bool alone = f.device->add_peer(1, {}).error().code == Errc::kGone;
       f.device.reset();
-      ::_exit(gone ? 0 : 1);
+      ::_exit(gone && alone ? 0 : 1);
     }
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
