@@ -77,6 +77,35 @@ interface Pool {
   # Carries the pool's memfd as its descriptor.
 }
 
+interface Guards {
+  # Carries a memfd of a worker as its descriptor: an array of 64-bit words, its guards. A guard has
+  # a value other than 0 while blocks of the worker may be read, and another one before the first
+  # of them may change.
+}
+
+struct Segment {
+  # One run of bytes that each block has, in the order of a page.
+  base @0 :UInt64;                # Its address in block 0, in the worker's process.
+  stride @1 :UInt64;              # From one block to the next.
+  bytes @2 :UInt64;               # Its size in one block.
+}
+
+struct DirectMemory {
+  # A worker's KV cache, for engines of this host that read blocks before they are in the pool.
+  group @0 :Text;                 # Only workers that name the same group read it. 1 to 64 bytes.
+  blocks @1 :UInt64;
+  segments @2 :List(Segment);     # At most 1,024.
+  guards @3 :Guards;
+  guardCount @4 :UInt32;
+}
+
+struct Guard {
+  # Of consecutive blocks.
+  place @0 :UInt32;               # In the array of guards.
+  value @1 :UInt64;               # The guard's value while they may be read.
+  blocks @2 :UInt32;              # The count of blocks.
+}
+
 struct Hello {
   minimum @0 :UInt16;             # Versions of this schema that the client speaks.
   maximum @1 :UInt16;
@@ -96,7 +125,8 @@ struct Hello {
 #   1  kinds: several kinds of blocks in a namespace
 #   2  cells: blocks that engines of other tensor-parallel sizes share
 #   3  chains: `reportChain`
-#   4 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   4  direct: `openNext`, and blocks that an engine reads out of another engine's memory
+#   5 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -144,6 +174,8 @@ struct Registration {
                                   # many consecutive shards, from `shard` on, and pageBytes is the size
                                   # of their pages together. Equal for all ranks of the instance, and a
                                   # divisor of shard and shards. Not together with kinds.
+  direct @13 :DirectMemory;       # Feature 4. Absent: no engine reads this one's memory, and this one
+                                  # reads none. Not together with kinds or cells.
 }
 
 struct Engine {
@@ -214,12 +246,13 @@ interface Session {
   # The scheduler's side of an instance. Allowed before its ranks are connected. `scheduler` is the
   # first part of the ids of its jobs (JobId); without it they cannot be awaited.
 
-  lookup @2 Keys -> (sealed :UInt32, complete :Bool, reachable :UInt32);
+  lookup @2 Keys -> (sealed :UInt32, complete :Bool, reachable :UInt32, offered :UInt32);
   # The length of the longest sealed prefix. Holds nothing. complete: all ranks are connected;
   # otherwise everything is a miss. From version 3 on, reachable: the number of blocks after that
   # prefix that one other node holds. With several kinds, sealed is the length of the longest
   # restorable prefix in units; 0: none beyond localUnits. The longest that is restorable with the
-  # blocks of one other node is longer by `reachable` units.
+  # blocks of one other node is longer by `reachable` units. offered: the number of blocks after the
+  # sealed prefix that openNext finds in the memory of another engine; feature 4.
 
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
@@ -262,7 +295,7 @@ interface Session {
   # All copies out of the pin have ended.
 
   reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8, depths :Data,
-              mayRefuse :Bool) -> (
+              mayRefuse :Bool, blocks :List(UInt32), guard :UInt32, guardValue :UInt64) -> (
     slots :List(UInt32), error :Error);
   # A job is of one kind, and the keys are those of its blocks.
   # One slot per key; 0xFFFFFFFF: skip the key. The first rank of an instance to call it decides each
@@ -274,6 +307,9 @@ interface Session {
   # server that may not write all blocks to its disks prefers those near the start of a prompt.
   # mayRefuse: no other engine waits for these blocks, so a server whose eviction policy refuses saves
   # may skip keys to keep the blocks that it has. Older clients are never refused.
+  # blocks, guard, guardValue: with feature 4, for a worker that has registered its memory: the blocks
+  # that contain the keys, one per key, whose content is final, and the guard under which other
+  # engines may read them until the job ends. guardValue 0: they may not.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the
@@ -310,12 +346,14 @@ interface Session {
   # this space and position. Position 0xFFFFFFFFFFFFFFFF: begin now; the answer has the present
   # position and no entries. lost is set, too, when the space differs, that is after a reset.
 
-  awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32) -> Done;
+  awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32, begun :Bool) -> Done;
   # From version 2 on. Answers when that job and all earlier jobs of its scheduler are over: sealed on
   # all shards, or dropped. kGone, at once or as soon as it is true: `server` is neither this one nor a
   # node that is connected to it (from version 3 on), the scheduler is not attached there, or a rank
   # of its instance is disconnected. kTimeout after patienceMs, at most 10,000. kBusy: too many calls
   # are waiting. kRefused: that node is too old. Whatever the answer, lookups find all sealed blocks.
+  # begun: answers already when all ranks of the engine have reserved that job; feature 4, and only for
+  # an engine of this node.
 
   describe @15 Engine -> Done;
   # Feature 0. Sent by a worker or a scheduler once the values are known and again when they change.
@@ -338,4 +376,28 @@ interface Session {
   # first, from the beginning of the prompt on, at most 8,192. With several kinds: those of the first
   # kind of rule prefix. It has no other effect. wanted: a router has read chains within a minute;
   # without one a client reports a chain at most once a second.
+
+  openNext @19 (pin :UInt64, keys :Keys, patienceMs :UInt32, known :List(UInt64), poolOnly :Bool) -> (
+    slots :List(UInt32),
+    checksums :List(UInt64),
+    blocks :List(UInt32),
+    guards :List(Guard),
+    source :UInt64,
+    memory :DirectMemory,
+    process :ProcessHandle,
+    error :Error);
+  # Feature 4. Pins the leading blocks of `keys`, a part of a prompt in its order, under a name that
+  # the worker chose, without a claim. Either they are in the pool: `slots` and `checksums` are as those
+  # of open. Or another worker of this host, of the same namespace, group and shard, has them in its
+  # memory and is about to save them: `blocks` are its blocks, and `guards` cover them in this order.
+  # Their bytes count only if each guard still has its value after they were read, and the process is
+  # alive then. If neither has the first block, the call waits for at most patienceMs, at most 10,000,
+  # and then answers kTimeout; release ends it with kCancelled.
+  # source: the name of that worker's registration, never 0. memory and process, its pidfd, are absent
+  # for a source in `known`. poolOnly: no other engine's memory.
+  # The pin ends with release, after the last read.
+
+  awaitReads @20 (job :JobId) -> Done;
+  # Feature 4. Answers when no worker reads the blocks of a job of this worker that has ended, or after
+  # 2 s. From the job's end on no further worker begins to.
 }

@@ -26,6 +26,7 @@
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
 #include "server/descriptors.h"
+#include "server/direct/direct_reads.h"
 #include "server/http/admin.h"
 #include "server/http/http_server.h"
 #include "server/main_loop.h"
@@ -516,6 +517,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         Prefetches::Options{.most_bytes = options_.prefetch_bytes != 0
                                               ? options_.prefetch_bytes
                                               : pool_->size_bytes() / kPrefetchPart});
+    direct_ = std::make_unique<DirectReads>(*service_, io_.provider->getTimer(), clock_);
     const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,
@@ -527,6 +529,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
                                       .pool_bytes = pool_->size_bytes(),
                                       .fetches = fetches,
                                       .local_fetches = *local_fetches_,
+                                      .direct = *direct_,
                                       .peers = nodes_ == nullptr ? nullptr : &nodes_->peers(),
                                       .watches = nodes_ == nullptr ? nullptr : &nodes_->watches(),
                                       .ssd = ssd_.get(),
@@ -553,7 +556,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
         *service_, *background_, io_.provider->getTimer(), clock_, counters_, *pool_,
         [this]() { return report_nodes(); }, [this]() { return report_ssd(); },
         [this]() { return report_kept(); }, [this](auto done) { clean_disks(std::move(done)); },
-        *prefetches_, context_->server, *http_, questions_);
+        *prefetches_, *direct_, context_->server, *http_, questions_);
     watch_mailbox(admin_news_, questions_, [this]() { admin_->read(); });
   }
 
@@ -613,6 +616,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::set<std::string> greeted_;           // Peers that have been connected.
   std::unique_ptr<Fetches> ssd_fetches_;    // With disks, without other nodes.
   std::unique_ptr<Fetches> local_fetches_;  // Without a source.
+  std::unique_ptr<DirectReads> direct_;
   std::unique_ptr<Nodes> nodes_;            // Its lanes write into the pool.
   std::unique_ptr<Prefetches> prefetches_;
   std::unique_ptr<SessionContext> context_;

@@ -163,6 +163,44 @@ Result<std::vector<RegisteredKind>> read_kinds(::capnp::List<wire::Kind>::Reader
 
 }  // namespace
 
+Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
+  const auto group = reader.getGroup();
+  const auto segments = reader.getSegments();
+  if (group.size() == 0 || group.size() > kMaxGroupBytes) {
+    return fail(Errc::kInvalidArgument,
+                "the name of a direct group has {} bytes: 1 to {} are allowed", group.size(),
+                kMaxGroupBytes);
+  }
+  if (segments.size() == 0 || segments.size() > kMaxSegmentsOnWire || reader.getBlocks() == 0 ||
+      reader.getGuardCount() == 0) {
+    return fail(Errc::kInvalidArgument,
+                "direct memory of {} blocks with {} segments and {} guards: 1 to {} segments are "
+                "possible, and at least one block and guard",
+                reader.getBlocks(), segments.size(), reader.getGuardCount(), kMaxSegmentsOnWire);
+  }
+  OfferedMemory memory{.group = to_std(group),
+                       .blocks = reader.getBlocks(),
+                       .segments = {},
+                       .guards = reader.getGuardCount()};
+  for (const wire::Segment::Reader segment : segments) {
+    memory.segments.push_back(
+        {.base = segment.getBase(), .stride = segment.getStride(), .bytes = segment.getBytes()});
+  }
+  return memory;
+}
+
+void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder) {
+  builder.setGroup(memory.group.c_str());
+  builder.setBlocks(memory.blocks);
+  builder.setGuardCount(memory.guards);
+  auto segments = builder.initSegments(static_cast<unsigned>(memory.segments.size()));
+  for (unsigned i = 0; i < segments.size(); ++i) {
+    segments[i].setBase(memory.segments[i].base);
+    segments[i].setStride(memory.segments[i].stride);
+    segments[i].setBytes(memory.segments[i].bytes);
+  }
+}
+
 Result<Registration> read_registration(wire::Registration::Reader reader) {
   Registration registration;
   PEGA_TRY_LET(registration.instance, read_instance(reader.getInstance()));
@@ -205,6 +243,14 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
                 "between tensor-parallel sizes",
                 registration.cells, registration.kinds.size());
   }
+  if (!reader.hasDirect()) return registration;
+  if (registration.cells != 0 || !registration.kinds.empty()) {
+    return fail(Errc::kInvalidArgument,
+                "direct memory beside {} cells and {} kinds of blocks: it has one kind, of ranks "
+                "of one size",
+                registration.cells, registration.kinds.size());
+  }
+  PEGA_TRY_LET(registration.direct, read_memory(reader.getDirect()));
   return registration;
 }
 
@@ -223,6 +269,7 @@ void write_registration(const Registration& registration, wire::Registration::Bu
     factors[i].setName(registration.factors[i].first.c_str());
     factors[i].setValue(registration.factors[i].second.c_str());
   }
+  if (registration.direct) write_memory(*registration.direct, builder.initDirect());
   if (registration.kinds.empty()) return;
   auto kinds = builder.initKinds(static_cast<unsigned>(registration.kinds.size()));
   for (unsigned i = 0; i < kinds.size(); ++i) {

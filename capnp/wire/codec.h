@@ -40,9 +40,10 @@ inline constexpr std::uint64_t kFeatureNotices = std::uint64_t{1} << 0;  ///< de
 inline constexpr std::uint64_t kFeatureKinds = std::uint64_t{1} << 1;    ///< Several kinds.
 inline constexpr std::uint64_t kFeatureCells = std::uint64_t{1} << 2;    ///< Ranks of any size.
 inline constexpr std::uint64_t kFeatureChains = std::uint64_t{1} << 3;   ///< reportChain.
+inline constexpr std::uint64_t kFeatureDirect = std::uint64_t{1} << 4;   ///< openNext, awaitReads.
 /// The features that this build implements.
 inline constexpr std::uint64_t kFeatures =
-    kFeatureNotices | kFeatureKinds | kFeatureCells | kFeatureChains;
+    kFeatureNotices | kFeatureKinds | kFeatureCells | kFeatureChains | kFeatureDirect;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -60,6 +61,8 @@ inline constexpr std::size_t kMaxFactorsOnWire = 1024;   ///< The engine's own l
 inline constexpr std::size_t kMaxKindsOnWire = 16;       ///< Kinds of blocks of a namespace.
 inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Kept of a decline's detail.
 inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's name.
+inline constexpr std::size_t kMaxGroupBytes = 64;        ///< Limit of a direct group's name.
+inline constexpr std::size_t kMaxSegmentsOnWire = 1024;  ///< Segments of a page.
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);
@@ -107,6 +110,26 @@ struct RegisteredKind {
   bool operator==(const RegisteredKind&) const = default;
 };
 
+/// A worker's KV cache, as engines of its group read it; see DirectMemory in cache.capnp. Without
+/// the descriptor of its guards, which is a capability.
+struct OfferedMemory {
+  struct Segment {
+    std::uint64_t base = 0;  ///< An address in the worker's process.
+    std::uint64_t stride = 0;
+    std::uint64_t bytes = 0;
+    bool operator==(const Segment&) const = default;
+  };
+  std::string group{};
+  std::uint64_t blocks = 0;
+  std::vector<Segment> segments{};
+  std::uint32_t guards = 0;  ///< The length of the array of guards.
+  bool operator==(const OfferedMemory&) const = default;
+};
+/// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no
+/// block or guard, and for no segment or more than kMaxSegmentsOnWire.
+Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader);
+void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder);
+
 /// The registration of one rank of an engine.
 struct Registration {
   std::string instance{};
@@ -124,11 +147,13 @@ struct Registration {
   /// The consecutive shards that it holds, from `shard` on, in blocks that engines of other
   /// tensor-parallel sizes share; 0: one shard of blocks that they do not share.
   std::uint32_t cells = 0;
+  std::optional<OfferedMemory> direct{};  ///< None: no engine reads its memory directly.
 };
 /// Errors: kInvalidArgument for an instance's id, a list of factors or of kinds beyond the limits
 /// above, a kind whose rule this build does not know, a rank that is not below `ranks`, a shard
 /// that is not below `shards`, more shards than the ranks hold, cells that do not divide both of
-/// its shard numbers, or cells beside kinds.
+/// its shard numbers, or cells beside kinds, and direct memory beside either; those of
+/// read_memory().
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 

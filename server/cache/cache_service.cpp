@@ -185,9 +185,19 @@ Result<bool> CacheService::report_chain(const Id128& connection, PromptChain cha
 }
 
 void CacheService::await_job(const Id128& connection, const JobId& job, Duration patience,
-                             JobWaits::Answer answer) {
+                             JobWaits::Answer answer, JobWaits::Until until) {
   if (auto caller = check_member(connection); !caller) return answer(std::move(caller));
-  await_job_for(connection, job, patience, std::move(answer));
+  await_job_for(connection, job, patience, std::move(answer), until);
+}
+
+std::optional<CacheService::Reach> CacheService::direct_reach(const Id128& connection) {
+  const auto caller = member(connection);
+  if (!caller) return std::nullopt;
+  const Instance& instance = *(*caller)->instance;
+  if (!serves(instance) || !instance.rules.kinds.empty()) return std::nullopt;
+  Reach reach{.generation = space_of(instance, 0), .workers = {}};
+  for (const Rank& rank : instance.ranks) reach.workers.push_back(rank.worker);
+  return reach;
 }
 
 Result<void> CacheService::check_member(const Id128& connection) {

@@ -238,7 +238,14 @@ class CacheService {
   /// Answers once that job and its scheduler's jobs before it are over; see JobWaits::wait. kGone
   /// also while a rank of that scheduler's instance is disconnected.
   void await_job(const Id128& connection, const JobId& job, Duration patience,
-                 JobWaits::Answer answer);
+                 JobWaits::Answer answer, JobWaits::Until until = JobWaits::Until::kOver);
+  /// Where the caller's engine finds blocks in the memory of other engines; see DirectReads.
+  struct Reach {
+    engine::SpaceId generation{};  ///< The present one of its namespace.
+    std::vector<Id128> workers;    ///< The connections of all its ranks.
+  };
+  /// No value for a caller whose instance is not served, or has several kinds of blocks.
+  [[nodiscard]] std::optional<Reach> direct_reach(const Id128& connection);
   /// Errors: kInvalidArgument for a connection that has neither attached nor registered; kGone.
   Result<void> check_member(const Id128& connection);
   struct Reset {
@@ -440,7 +447,7 @@ class CacheService {
   void note_unconfirmed(std::size_t nodes) { counted_.resets_unconfirmed += nodes; }
   /// As await_job(), for an engine of another node, over the connection of that node's server.
   void await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
-                     JobWaits::Answer answer);
+                     JobWaits::Answer answer, JobWaits::Until until = JobWaits::Until::kOver);
   /// That connection has ended: cancels its waits.
   void peer_left(const Id128& peer_connection);
 

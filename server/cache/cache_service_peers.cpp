@@ -397,10 +397,10 @@ void CacheService::end_lease(engine::LeaseId lease) { store_->end_lease(lease); 
 bool CacheService::is_lent(engine::LeaseId lease) const { return store_->is_lent(lease); }
 
 void CacheService::await_job_for(const Id128& peer_connection, const JobId& job, Duration patience,
-                                 JobWaits::Answer answer) {
+                                 JobWaits::Answer answer, JobWaits::Until until) {
   const auto served = schedulers_.find(job.scheduler);
   const bool is_served = served != schedulers_.end() && served->second->is_complete();
-  waits_.wait(peer_connection, job, is_served, patience, std::move(answer));
+  waits_.wait(peer_connection, job, is_served, patience, std::move(answer), until);
 }
 
 void CacheService::peer_left(const Id128& peer_connection) { waits_.forget(peer_connection); }

@@ -91,7 +91,7 @@ std::uint64_t JobWaits::over_up_to(const Id128& name, Scheduler& scheduler) cons
 }
 
 void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, Duration patience,
-                    Answer answer) {
+                    Answer answer, Until until) {
   const auto refuse = [&](Result<void> result) {
     count(result);
     answer(std::move(result));
@@ -104,7 +104,9 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
     return refuse(fail(Errc::kGone, "a rank of the engine of job {} is not connected", job.number));
   }
   Scheduler& scheduler = found->second;
-  if (over_up_to(job.scheduler, scheduler) >= job.number) return refuse({});
+  const std::uint64_t reached =
+      until == Until::kBegun ? scheduler.requested : over_up_to(job.scheduler, scheduler);
+  if (reached >= job.number) return refuse({});
   if (patience <= Duration::zero()) {
     return refuse(fail(Errc::kTimeout, "job {} is not over", job.number));
   }
@@ -113,9 +115,9 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
   }
   const WaitId id{++last_id_};
   const TimePoint deadline = clock_.now() + std::min(patience, kLongest);
-  waits_.emplace(id, Wait{connection, job, deadline, std::move(answer)});
+  waits_.emplace(id, Wait{connection, job, deadline, std::move(answer), until});
   by_deadline_.emplace(deadline, id);
-  scheduler.waits.emplace(job.number, id);
+  scheduler.waits_for(until).emplace(job.number, id);
 }
 
 void JobWaits::answer(WaitId id, Result<void> result) {
@@ -123,7 +125,7 @@ void JobWaits::answer(WaitId id, Result<void> result) {
   PEGA_ASSERT(!row.empty(), "wait {} was answered twice", static_cast<std::uint64_t>(id));
   const Wait& wait = row.mapped();
   by_deadline_.erase({wait.deadline, id});
-  auto& waits = schedulers_.at(wait.job.scheduler).waits;
+  auto& waits = schedulers_.at(wait.job.scheduler).waits_for(wait.until);
   const auto [begin, end] = waits.equal_range(wait.job.number);
   waits.erase(std::find_if(begin, end, [&](const auto& each) { return each.second == id; }));
   count(result);
@@ -131,8 +133,9 @@ void JobWaits::answer(WaitId id, Result<void> result) {
 }
 
 void JobWaits::answer_all(Scheduler& scheduler, const Error& why) {
-  while (!scheduler.waits.empty()) {
-    answer(scheduler.waits.begin()->second, tl::unexpected<Error>(why));
+  for (const Until until : {Until::kOver, Until::kBegun}) {
+    auto& waits = scheduler.waits_for(until);
+    while (!waits.empty()) answer(waits.begin()->second, tl::unexpected<Error>(why));
   }
 }
 
@@ -163,6 +166,10 @@ void JobWaits::forget(const Id128& connection) {
 void JobWaits::settle() {
   if (waits_.empty()) return;
   for (auto& [name, scheduler] : schedulers_) {
+    auto& begun = scheduler.begun_waits;
+    while (!begun.empty() && begun.begin()->first <= scheduler.requested) {
+      answer(begun.begin()->second, {});
+    }
     if (scheduler.waits.empty()) continue;
     const std::uint64_t over = over_up_to(name, scheduler);
     while (!scheduler.waits.empty() && scheduler.waits.begin()->first <= over) {

@@ -70,8 +70,10 @@ class JobWaits {
   /// attached, or leaves; kTimeout after `patience`; kBusy when too many wait; kCancelled when the
   /// connection ends.
   /// `is_served` is false while a rank as in lost() is disconnected: then kGone at once.
+  /// kBegun: answers success once all ranks that have pages of it have requested slots for the job.
+  enum class Until : bool { kOver, kBegun };
   void wait(const Id128& connection, const JobId& job, bool is_served, Duration patience,
-            Answer answer);
+            Answer answer, Until until = Until::kOver);
   /// The connection ended: cancels its waits.
   void forget(const Id128& connection);
 
@@ -96,12 +98,17 @@ class JobWaits {
     std::map<std::uint64_t, std::vector<bool>> requesters{};
     std::set<std::uint64_t> begun{};  ///< Those of the jobs that may not be over.
     std::multimap<std::uint64_t, WaitId> waits{};
+    std::multimap<std::uint64_t, WaitId> begun_waits{};  ///< Those for Until::kBegun.
+    std::multimap<std::uint64_t, WaitId>& waits_for(Until until) {
+      return until == Until::kBegun ? begun_waits : waits;
+    }
   };
   struct Wait {
     Id128 connection;
     JobId job;
     TimePoint deadline;
     Answer answer;
+    Until until = Until::kOver;
   };
 
   static void advance_requested(Scheduler& scheduler);

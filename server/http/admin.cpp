@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/page_layout.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/direct/direct_reads.h"
 #include "server/prefetch/prefetches.h"
 
 namespace pegaflow::server {
@@ -21,8 +22,8 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
              std::function<std::optional<NodesReport>()> nodes,
              std::function<std::optional<SsdReport>()> ssd,
              std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks,
-             Prefetches& prefetches, const Id128& server, HttpServer& http,
-             Mailbox<AdminQuestion>& questions)
+             Prefetches& prefetches, const DirectReads& direct, const Id128& server,
+             HttpServer& http, Mailbox<AdminQuestion>& questions)
     : service_(service),
       background_(background),
       timer_(timer),
@@ -34,6 +35,7 @@ Admin::Admin(CacheService& service, Background& background, kj::Timer& timer, co
       kept_(std::move(kept)),
       clean_disks_(std::move(clean_disks)),
       prefetches_(prefetches),
+      direct_(direct),
       http_(http),
       questions_(questions),
       routers_(service, prefetches, timer, nodes_,
@@ -101,6 +103,7 @@ Snapshot Admin::snapshot() const {
   now.ssd = ssd_();
   now.kept = kept_();
   now.prefetches = prefetches_.stats();
+  now.direct = direct_.offers().stats();
   now.journal_readers = routers_.readers();
   now.chains = service_.chains().stats();
   return now;

@@ -21,6 +21,7 @@
 
 namespace pegaflow::server {
 
+class DirectReads;
 class Prefetches;
 
 /// Thread-bound: the RPC thread. Copies numbers only; text is made on the HTTP thread.
@@ -35,7 +36,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
         std::function<std::optional<NodesReport>()> nodes,
         std::function<std::optional<SsdReport>()> ssd,
         std::function<std::optional<KeptReport>()> kept, CleanDisks clean_disks,
-        Prefetches& prefetches, const Id128& server, HttpServer& http,
+        Prefetches& prefetches, const DirectReads& direct, const Id128& server, HttpServer& http,
         Mailbox<AdminQuestion>& questions);
 
   /// Handles every pending question. A cleanup is answered when it is done, event-loop iterations
@@ -62,6 +63,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   std::function<std::optional<KeptReport>()> kept_;
   CleanDisks clean_disks_;
   Prefetches& prefetches_;
+  const DirectReads& direct_;
   HttpServer& http_;
   Mailbox<AdminQuestion>& questions_;
   std::vector<std::uint64_t> cleaning_for_;  ///< Tickets.

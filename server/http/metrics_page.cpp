@@ -473,6 +473,16 @@ void routers(MetricsPage& page, const Snapshot& now) {
   page.counter("prefetched_blocks_total", "Blocks of prefetches that finished", prefetches.blocks);
 }
 
+void direct_reads(MetricsPage& page, const DirectStats& direct) {
+  page.gauge("direct_workers", "Workers whose memory others of their group may read",
+             number(direct.sources));
+  page.gauge("direct_offered_blocks", "Blocks that may be read there while they are saved",
+             number(direct.blocks));
+  page.gauge("direct_reads", "Reads of such blocks in flight", number(direct.reads));
+  page.counter("direct_reads_total", "Reads of such blocks that began", direct.begun);
+  page.counter("direct_read_blocks_total", "Blocks of these reads", direct.read_blocks);
+}
+
 void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {
   const FetchStats& fetches = nodes.fetches;
   const cluster::PeerSourceStats& source = nodes.source;
@@ -644,6 +654,7 @@ std::string metrics_page(const Snapshot& snapshot) {
   clients(page, snapshot);
   calls(page, snapshot.rpc);
   routers(page, snapshot);
+  direct_reads(page, snapshot.direct);
   if (snapshot.nodes) {
     peers(page, *snapshot.nodes);
     fetches(page, snapshot.nodes->fetches, snapshot.cache.store);

@@ -7,6 +7,7 @@
 
 #include "server/cache/cache_stats.h"
 #include "server/chains/prompt_chains.h"
+#include "server/direct/direct_stats.h"
 #include "server/http/http_counters.h"
 #include "server/http/nodes_report.h"
 #include "server/pool/kept_report.h"
@@ -29,6 +30,7 @@ struct Snapshot {
   std::optional<SsdReport> ssd{};      ///< With an SSD tier only.
   std::optional<KeptReport> kept{};    ///< With --keep only.
   PrefetchStats prefetches{};
+  DirectStats direct{};
   std::size_t journal_readers = 0;  ///< Requests that wait for the journal.
   PromptChains::Stats chains{};
   HttpCounters http{};  ///< Filled in by the HTTP thread.

@@ -15,6 +15,7 @@
 #include "capnp/wire/codec.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/direct/direct_reads.h"
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/process_watch.h"
@@ -115,7 +116,7 @@ class GateImpl final : public wire::Gate::Server {
                       .previous_connection = read_id(params.getPreviousConnection()),
                       .quiesced = params.getQuiesced(),
                       .build = build_of(params),
-                      .watch = std::move(watched)});
+                      .watch = watched});
     context_.background.poke();
     if (!done) {
       if (context_.keeping != nullptr) context_.keeping->forget(connection_);
@@ -124,7 +125,7 @@ class GateImpl final : public wire::Gate::Server {
     auto results = call.getResults();
     results.setVersion(version);
     write_id(connection_, results.initConnection());
-    results.setSession(make_session(context_, connection_, version));
+    results.setSession(make_session(context_, connection_, version, std::move(watched)));
     greeted_();
     measured.ok();
     kRpcLog.debug("connected build=\"{}\" pid={} version={} connection={}", build_of(params),
@@ -149,6 +150,7 @@ RpcServer::Service client_service(SessionContext& context) {
               },
           .ended =
               [&context](const Id128& connection) {
+                context.direct.left(connection);
                 context.service.disconnected(connection);
                 context.background.poke();
               }};

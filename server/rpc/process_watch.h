@@ -25,6 +25,8 @@ class ProcessWatch {
                                                      const Peer& peer,
                                                      kj::Function<void()> on_gone);
   ~ProcessWatch() = default;
+  /// The descriptor of the process.
+  [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   ProcessWatch(const ProcessWatch&) = delete;
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 

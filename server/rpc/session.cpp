@@ -10,9 +10,12 @@
 #include "cluster/peers.h"
 #include "server/cache/fetches.h"
 #include "server/cache/resets.h"
+#include "server/direct/direct_reads.h"
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/in_order.h"
+#include "server/rpc/kind_calls.h"
 #include "server/rpc/measured.h"
+#include "server/rpc/process_watch.h"
 #include "server/rpc/session_codec.h"
 #include "server/ssd/ssd_tier.h"
 
@@ -33,19 +36,38 @@ class PoolImpl final : public wire::Pool::Server {
 
 class SessionImpl final : public wire::Session::Server {
  public:
-  SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version)
+  SessionImpl(SessionContext& context, const Id128& connection, std::uint16_t version,
+              std::shared_ptr<const ProcessWatch> process)
       : context_(context),
         service_(context.service),
         connection_(connection),
+        process_(std::move(process)),
         fetches_(version >= kWireKnowsNodes ? context.fetches : context.local_fetches),
-        peers_(version >= kWireKnowsNodes ? context.peers : nullptr) {}
+        peers_(version >= kWireKnowsNodes ? context.peers : nullptr),
+        kind_calls_(context, connection, fetches_) {}
 
  protected:
   // `register` is a keyword of C++, hence the generated code's name for it.
   kj::Promise<void> register_(RegisterContext call) override {
     const Measured measured(context_, Method::kRegister);
+    const auto params = call.getParams();
+    if (!params.hasDirect() || !params.getDirect().hasGuards()) {
+      return answer_register(call, measured, nullptr);
+    }
+    return params.getDirect().getGuards().getFd().then(
+        [this, call, measured](kj::Maybe<int> fd) mutable {
+          return answer_register(call, measured, fd);
+        });
+  }
+
+  kj::Promise<void> answer_register(RegisterContext& call, const Measured& measured,
+                                    kj::Maybe<int> guards) {
     const auto done = read_registration(call.getParams()).and_then([&](const Registration& wanted) {
-      return service_.register_rank(connection_, wanted);
+      auto registered = service_.register_rank(connection_, wanted);
+      KJ_IF_MAYBE (fd, guards) {
+        if (registered) join_direct(wanted, *fd);
+      }
+      return registered;
     });
     auto results = call.getResults();
     if (done) {
@@ -75,7 +97,7 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> lookup(LookupContext call) override {
     const Measured measured(context_, Method::kLookup);
-    if (has_kinds()) return lookup_kinds(call, measured);
+    if (has_kinds()) return kind_calls_.lookup(call, measured);
     using Counted = CacheService::Counted;
     const Counted when = fetches_.may_reach() ? Counted::kLater : Counted::kNow;
     std::span<const BlockKey> keys;
@@ -91,6 +113,8 @@ class SessionImpl final : public wire::Session::Server {
       results.setComplete(found->complete);
     }
     if (found && found->complete && found->blocks != keys.size()) {
+      const std::size_t offered = context_.direct.offered(connection_, keys.subspan(found->blocks));
+      results.setOffered(static_cast<std::uint32_t>(offered));
       KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks),
                                          hints_of(call.getParams()))) {
         return reach->then(
@@ -110,7 +134,7 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> claim(ClaimContext call) override {
     const Measured measured(context_, Method::kClaim);
-    if (has_kinds()) return claim_kinds(call, measured);
+    if (has_kinds()) return kind_calls_.claim(call, measured);
     const Id128 token = read_id(call.getParams().getToken());
     const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
     if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
@@ -193,6 +217,7 @@ class SessionImpl final : public wire::Session::Server {
     const engine::PinId pin{call.getParams().getPin()};
     return done_in_order(loads_, Method::kRelease, call, [this, pin]() {
       fetches_.released(connection_, pin);
+      context_.direct.released(connection_, pin);
       return service_.release(connection_, pin);
     });
   }
@@ -236,6 +261,12 @@ class SessionImpl final : public wire::Session::Server {
                                     no_longer_than, shared.slots);
              })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
+          if (state->slots) {
+            const auto offered =
+                context_.direct.reserved(connection_, call.getParams(), state->keys, *state->slots);
+            if (!offered)
+              kRpcLog.warn("blocks are not offered error=\"{}\"", offered.error().detail);
+          }
           answer_slots(state->slots, call);
           return finish(measured, state->slots);
         });
@@ -259,7 +290,8 @@ class SessionImpl final : public wire::Session::Server {
     return jobs_
         .run(context_.timer,
              [this, &shared, job]() { return publish_slice(job, shared.checksums, shared.done); })
-        .then([this, call, measured, state = kj::mv(state)]() mutable {
+        .then([this, call, measured, job, state = kj::mv(state)]() mutable {
+          context_.direct.job_ended(connection_, job);
           write_done(state->done, call.getResults());
           return finish(measured, state->done);
         });
@@ -267,8 +299,28 @@ class SessionImpl final : public wire::Session::Server {
 
   kj::Promise<void> abandon(AbandonContext call) override {
     const JobId job = read_job(call.getParams().getJob());
-    return done_in_order(jobs_, Method::kAbandon, call,
-                         [this, job]() { return service_.abandon(connection_, job); });
+    return done_in_order(jobs_, Method::kAbandon, call, [this, job]() {
+      context_.direct.job_ended(connection_, job);
+      return service_.abandon(connection_, job);
+    });
+  }
+
+  kj::Promise<void> openNext(OpenNextContext call) override {
+    const Measured measured(context_, Method::kOpenNext);
+    return context_.direct.open_next(connection_, call)
+        .then([this, call, measured](Result<void>&& opened) mutable {
+          if (!opened) write_error(opened.error(), call.getResults().initError());
+          return finish(measured, opened);
+        });
+  }
+
+  kj::Promise<void> awaitReads(AwaitReadsContext call) override {
+    const Measured measured(context_, Method::kAwaitReads);
+    return context_.direct.await_reads(connection_, read_job(call.getParams().getJob()))
+        .then([this, call, measured](Result<void>&& ended) mutable {
+          write_done(ended, call.getResults());
+          return finish(measured, ended);
+        });
   }
 
   kj::Promise<void> resetCache(ResetCacheContext call) override {
@@ -314,25 +366,9 @@ class SessionImpl final : public wire::Session::Server {
       write_error(journal.error(), call.getResults().initError());
       return finish(measured, journal);
     }
-    const std::vector<engine::BlockStore::JournalEntry>& entries = journal->part.entries;
-    auto results =
-        call.getResults(capnp::MessageSize{entries.size() * (BlockKey::kMaxBytes + 2) / 8 + 16, 0});
-    results.setSpace(journal->space);
-    results.setPosition(journal->part.next);
-    results.setLost(journal->part.has_lost);
-    results.setMore(journal->part.has_more);
-    auto keys = results.initKeys(static_cast<unsigned>(entries.size() * BlockKey::kMaxBytes));
-    auto there = results.initThere(static_cast<unsigned>(entries.size()));
-    const bool has_kinds = std::any_of(entries.begin(), entries.end(),
-                                       [](const auto& entry) { return entry.place != 0; });
-    capnp::Data::Builder kinds;
-    if (has_kinds) kinds = results.initKinds(static_cast<unsigned>(entries.size()));
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, entries[i].key.bytes.data(),
-                  BlockKey::kMaxBytes);
-      there[i] = entries[i].is_present ? 1 : 0;
-      if (has_kinds) kinds[i] = entries[i].place;
-    }
+    const std::size_t words =
+        journal->part.entries.size() * (BlockKey::kMaxBytes + 2) / sizeof(capnp::word) + 16;
+    write_journal(*journal, call.getResults(capnp::MessageSize{words, 0}));
     return finish(measured, journal);
   }
 
@@ -342,8 +378,9 @@ class SessionImpl final : public wire::Session::Server {
     const JobId job = read_job(params.getJob());
     const Id128 server = read_id(params.getServer());
     const std::chrono::milliseconds patience(params.getPatienceMs());
-    auto over = server == context_.server ? await_job_here(job, patience)
-                                          : await_job_there(server, job, patience);
+    const auto until = params.getBegun() ? JobWaits::Until::kBegun : JobWaits::Until::kOver;
+    auto over = server == context_.server ? await_job_here(job, patience, until)
+                                          : await_job_there(server, job, patience, until);
     return over.then([this, call, measured](Result<void>&& result) mutable {
       write_done(result, call.getResults());
       return finish(measured, result);
@@ -400,8 +437,10 @@ class SessionImpl final : public wire::Session::Server {
   }
 
   kj::Promise<void> goodbye(GoodbyeContext call) override {
-    return done_in_order(jobs_, Method::kGoodbye, call,
-                         [this]() { return service_.goodbye(connection_); });
+    return done_in_order(jobs_, Method::kGoodbye, call, [this]() {
+      context_.direct.left(connection_);
+      return service_.goodbye(connection_);
+    });
   }
 
  private:
@@ -409,99 +448,40 @@ class SessionImpl final : public wire::Session::Server {
   /// without an instance, whose calls fail later.
   [[nodiscard]] bool has_kinds() { return service_.has_kinds(connection_).value_or(false); }
 
-  kj::Promise<void> lookup_kinds(LookupContext& call, const Measured& measured) {
-    const std::size_t local = call.getParams().getLocalUnits();
-    using Counted = CacheService::Counted;
-    const Counted when = fetches_.may_reach() ? Counted::kLater : Counted::kNow;
-    const auto found =
-        read_keys(call.getParams(), context_.keys).and_then([&](std::span<const BlockKey> units) {
-          return service_.restorable(connection_, units, local, when);
-        });
-    auto results = call.getResults(capnp::MessageSize{4, 0});
-    if (found) {
-      results.setSealed(static_cast<std::uint32_t>(found->units));
-      results.setComplete(found->complete);
-    }
-    if (found && found->complete) {
-      // They were read once, so they can be read again.
-      const auto units = read_keys(call.getParams(), context_.keys).value();
-      KJ_IF_MAYBE (reach, fetches_.reach_kinds(connection_, units, local)) {
-        return reach->then([this, call, measured, found, local,
-                            units = std::vector<BlockKey>(units.begin(), units.end())](
-                               std::size_t reachable) mutable {
-          const std::size_t more = std::max(reachable, found->units) - found->units;
-          call.getResults().setReachable(static_cast<std::uint32_t>(more));
-          service_.note_restorable(connection_, units, local, found->units, reachable);
-          return finish(measured, found);
-        });
-      }
-      if (when == Counted::kLater) {
-        service_.note_restorable(connection_, units, local, found->units, 0);
-      }
-    }
-    return finish(measured, found);
+  /// Engines of its group may read the worker's memory from now on. Without that it is a worker
+  /// like others.
+  void join_direct(const Registration& wanted, int guards) {
+    const int process = process_ == nullptr ? -1 : process_->pidfd();
+    if (!wanted.direct || process < 0) return;
+    const auto joined =
+        context_.direct.joined(connection_, wanted.shard, *wanted.direct, guards, process);
+    if (!joined) kRpcLog.warn("no direct reads error=\"{}\"", joined.error().detail);
   }
 
-  kj::Promise<void> claim_kinds(ClaimContext& call, const Measured& measured) {
-    const auto params = call.getParams();
-    const Id128 token = read_id(params.getToken());
-    if (const auto units = read_keys(params.getKeys(), context_.keys)) {
-      const std::size_t local = params.getKeys().getLocalUnits();
-      KJ_IF_MAYBE (made, fetches_.claim_kinds(connection_, token, *units, local,
-                                              compute_time_of(params))) {
-        return made->then([this, call, measured](Fetches::ClaimOfKinds&& claim) mutable {
-          // A claim that has ended meanwhile would be held until the connection ends.
-          const bool is_made = claim.claimed.units != 0;
-          if (!is_made && !claim.is_ended) return claim_kinds_here(call, measured);
-          auto results = call.getResults();
-          results.setComing(static_cast<std::uint32_t>(claim.claimed.units));
-          results.setFirstMicros(to_micros(claim.arrival.first));
-          results.setLastMicros(to_micros(claim.arrival.last));
-          results.setComplete(true);
-          write_ranges(claim.claimed, results);
-          return finish(measured, Result<void>());
-        });
-      }
-    }
-    return claim_kinds_here(call, measured);
-  }
-
-  /// Claims what is restorable from this node.
-  kj::Promise<void> claim_kinds_here(ClaimContext& call, const Measured& measured) {
-    const auto params = call.getParams();
-    const auto found =
-        read_keys(params.getKeys(), context_.keys).and_then([&](std::span<const BlockKey> units) {
-          return service_.claim_restorable(connection_, read_id(params.getToken()), units,
-                                           params.getKeys().getLocalUnits());
-        });
-    auto results = call.getResults();
-    if (!found) {
-      write_error(found.error(), results.initError());
-      return finish(measured, found);
-    }
-    results.setReady(static_cast<std::uint32_t>(found->units));
-    results.setComplete(found->complete);
-    write_ranges(*found, results);
-    return finish(measured, found);
-  }
-
-  kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience) {
+  kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience,
+                                           JobWaits::Until until) {
     // The fulfiller outlives the promise where the connection ends first.
     auto answered = kj::newPromiseAndFulfiller<Result<void>>();
-    service_.await_job(connection_, job, patience,
-                       [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
-                            kj::mv(answered.fulfiller))](Result<void> result) {
-                         (*fulfiller)->fulfill(std::move(result));
-                       });
+    service_.await_job(
+        connection_, job, patience,
+        [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
+             kj::mv(answered.fulfiller))](Result<void> result) {
+          (*fulfiller)->fulfill(std::move(result));
+        },
+        until);
     context_.background.poke();  // There is a new deadline.
     return kj::mv(answered.promise);
   }
 
   kj::Promise<Result<void>> await_job_there(const Id128& server, const JobId& job,
-                                            Duration patience) {
+                                            Duration patience, JobWaits::Until until) {
     if (auto caller = service_.check_member(connection_); !caller) return kj::mv(caller);
     if (peers_ == nullptr) {
       return Result<void>(fail(Errc::kGone, "job {} belongs to another server", job.number));
+    }
+    if (until == JobWaits::Until::kBegun) {
+      return Result<void>(
+          fail(Errc::kRefused, "the begin of job {} is known to another server", job.number));
     }
     return peers_->await_job(server, job, patience);
   }
@@ -668,8 +648,10 @@ class SessionImpl final : public wire::Session::Server {
   SessionContext& context_;
   CacheService& service_;
   Id128 connection_;
+  std::shared_ptr<const ProcessWatch> process_;  ///< Null: it cannot be watched.
   Fetches& fetches_;
-  cluster::Peers* peers_;               ///< Null: no other nodes, or the client knows none.
+  cluster::Peers* peers_;  ///< Null: no other nodes, or the client knows none.
+  KindCalls kind_calls_;
   InOrder jobs_;                        ///< Reserve, publish, abandon.
   InOrder loads_;                       ///< Claim and open, and the calls that end them.
   kj::Maybe<wire::Pool::Client> pool_;  ///< Once it has registered.
@@ -678,8 +660,9 @@ class SessionImpl final : public wire::Session::Server {
 }  // namespace
 
 wire::Session::Client make_session(SessionContext& context, const Id128& connection,
-                                   std::uint16_t version) {
-  return kj::heap<SessionImpl>(context, connection, version);
+                                   std::uint16_t version,
+                                   std::shared_ptr<const ProcessWatch> process) {
+  return kj::heap<SessionImpl>(context, connection, version, std::move(process));
 }
 
 }  // namespace pegaflow::server

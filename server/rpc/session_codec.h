@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "base/clock.h"
@@ -83,6 +84,27 @@ inline Result<PromptChain> read_chain(const wire::Session::ReportChainParams::Re
     chain.keys[i / kBytes] |= std::uint64_t{bytes[i]} << (8 * (i % kBytes));
   }
   return chain;
+}
+
+inline void write_journal(const CacheService::Journal& journal,
+                          wire::Session::JournalResults::Builder results) {
+  const std::vector<engine::BlockStore::JournalEntry>& entries = journal.part.entries;
+  results.setSpace(journal.space);
+  results.setPosition(journal.part.next);
+  results.setLost(journal.part.has_lost);
+  results.setMore(journal.part.has_more);
+  auto keys = results.initKeys(static_cast<unsigned>(entries.size() * BlockKey::kMaxBytes));
+  auto there = results.initThere(static_cast<unsigned>(entries.size()));
+  const bool has_kinds = std::any_of(entries.begin(), entries.end(),
+                                     [](const auto& entry) { return entry.place != 0; });
+  capnp::Data::Builder kinds;
+  if (has_kinds) kinds = results.initKinds(static_cast<unsigned>(entries.size()));
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    std::memcpy(keys.begin() + i * BlockKey::kMaxBytes, entries[i].key.bytes.data(),
+                BlockKey::kMaxBytes);
+    there[i] = entries[i].is_present ? 1 : 0;
+    if (has_kinds) kinds[i] = entries[i].place;
+  }
 }
 
 inline void write_ranges(const CacheService::Restorable& claimed,

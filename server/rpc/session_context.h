@@ -24,6 +24,7 @@ namespace pegaflow::server {
 
 class Background;
 class CacheService;
+class DirectReads;
 class Fetches;
 class PoolKeeping;
 class SsdTier;
@@ -41,6 +42,7 @@ struct SessionContext {
   Fetches& fetches;
   /// Has no source. For clients of a version without blocks in flight; may be `fetches`.
   Fetches& local_fetches;
+  DirectReads& direct;
   cluster::Peers* peers = nullptr;           ///< Null: there are no other nodes.
   cluster::EpochWatches* watches = nullptr;  ///< The same.
   SsdTier* ssd = nullptr;                    ///< Null: there are no disks.

@@ -27,6 +27,7 @@
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
 #include "server/cache/fetches.h"
+#include "server/direct/direct_reads.h"
 #include "server/rpc/client_gate.h"
 #include "server/rpc/rpc_server.h"
 
@@ -100,6 +101,7 @@ class Target {
     fetches_ = std::make_unique<server::Fetches>(*service_, nullptr, *background_,
                                                  io_.provider->getTimer(), clock_,
                                                  server::Fetches::Options());
+    direct_ = std::make_unique<server::DirectReads>(*service_, io_.provider->getTimer(), clock_);
     context_.reset(new server::SessionContext{.service = *service_,
                                               .background = *background_,
                                               .counters = counters_,
@@ -110,6 +112,7 @@ class Target {
                                               .pool_bytes = kPoolBytes,
                                               .fetches = *fetches_,
                                               .local_fetches = *fetches_,
+                                              .direct = *direct_,
                                               .server = Id128{1, 2},
                                               .build = "fuzz",
                                               .process_gone = [](const Id128&) {},
@@ -201,6 +204,7 @@ class Target {
   std::unique_ptr<server::CacheService> service_;
   std::unique_ptr<server::Background> background_;
   std::unique_ptr<server::Fetches> fetches_;
+  std::unique_ptr<server::DirectReads> direct_;
   std::unique_ptr<server::SessionContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;

@@ -102,7 +102,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "exchange",
         "*",
     ),
-    "server": ("pool", "chains", "cache", "prefetch", "ssd", "rpc", "http", "*"),
+    "server": ("pool", "chains", "cache", "prefetch", "direct", "ssd", "rpc", "http", "*"),
     "perf": (
         "lib",
         "disk",

@@ -48,6 +48,15 @@ struct Fixture {
                [answers](Result<void> answer) { answers->push_back(std::move(answer)); });
     return answers;
   }
+  std::shared_ptr<std::vector<Result<void>>> wait_begun(std::uint64_t number,
+                                                        Duration patience = seconds(2)) {
+    auto answers = std::make_shared<std::vector<Result<void>>>();
+    waits.wait(
+        kReader, job(number), true, patience,
+        [answers](Result<void> answer) { answers->push_back(std::move(answer)); },
+        JobWaits::Until::kBegun);
+    return answers;
+  }
   static Errc code(const std::vector<Result<void>>& answers) {
     REQUIRE(answers.size() == 1);
     REQUIRE_FALSE(answers[0]);
@@ -301,6 +310,36 @@ TEST_SUITE("JobWaits") {
 
     CHECK(f.is_over(*second));
   }
+}
+
+TEST_CASE("a wait for the begin of a job ends when all ranks have requested its slots") {
+  Fixture f;
+  const auto begun = f.wait_begun(1);
+  const auto over = f.wait(1);
+  f.reserve(0, 1);
+  CHECK(begun->empty());
+  f.reserve(1, 1);
+  CHECK(Fixture::is_over(*begun));
+  CHECK(over->empty());
+  CHECK(Fixture::is_over(*f.wait_begun(1)));
+  const auto next = f.wait_begun(2);
+  f.publish(0, 1);
+  f.publish(1, 1);
+  CHECK(Fixture::is_over(*over));
+  CHECK(next->empty());
+  f.waits.lost(kScheduler);
+  CHECK(Fixture::code(*next) == Errc::kGone);
+}
+
+TEST_CASE("a wait for the begin of a job ends with its patience and with its connection") {
+  Fixture f;
+  const auto late = f.wait_begun(1, milliseconds(5));
+  f.f.clock.advance(milliseconds(6));
+  f.waits.expire();
+  CHECK(Fixture::code(*late) == Errc::kTimeout);
+  const auto cancelled = f.wait_begun(1);
+  f.waits.forget(kReader);
+  CHECK(Fixture::code(*cancelled) == Errc::kCancelled);
 }
 
 }  // namespace

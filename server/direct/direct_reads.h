@@ -1,0 +1,91 @@
+#pragma once
+/// \file
+/// Calls of workers that read blocks out of the memory of other workers of this host.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <kj/async-io.h>
+#include <kj/timer.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "capnp/cache.capnp.h"
+#include "capnp/wire/codec.h"
+#include "server/cache/cache_service.h"
+#include "server/direct/offers.h"
+
+namespace pegaflow::server {
+
+/// Answers openNext and awaitReads: finds blocks in the pool or in the memory of another worker,
+/// and waits for them. Thread-bound: the RPC thread.
+class DirectReads {
+ public:
+  /// The longest wait for the readers of a job that has ended.
+  static constexpr std::chrono::seconds kReadPatience{2};
+  /// The longest wait of an openNext, whatever its caller requests.
+  static constexpr std::chrono::seconds kLongestWait{10};
+  /// Limit of openNext calls of all connections that wait.
+  static constexpr std::size_t kMostWaits = 1024;
+
+  /// All outlive it.
+  DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock);
+  ~DirectReads() noexcept(false);
+
+  [[nodiscard]] const Offers& offers() const noexcept { return offers_; }
+
+  /// A worker has registered its memory. Duplicates both descriptors: of its guards, and its pidfd.
+  /// Errors: kInvalidArgument for guards that are not sealed memory of the stated size; kIo.
+  Result<void> joined(const Id128& connection, std::uint32_t shard, const OfferedMemory& memory,
+                      int guards, int process);
+  /// Its connection has ended, or it said goodbye.
+  void left(const Id128& connection);
+
+  /// The slots of a reserve that has succeeded: those that are not skipped are offered under the
+  /// call's guard, if it has one. Errors: those of Offers::offer().
+  Result<void> reserved(const Id128& connection, wire::Session::ReserveParams::Reader params,
+                        std::span<const BlockKey> keys, std::span<const std::uint32_t> slots);
+  /// The caller's part of the job has ended.
+  void job_ended(const Id128& connection, const JobId& job);
+  /// Blocks may have become findable.
+  void changed();
+
+  /// The blocks after `sealed` of a lookup that its engine could read directly.
+  [[nodiscard]] std::size_t offered(const Id128& connection, std::span<const BlockKey> beyond);
+
+  using OpenNext =
+      capnp::CallContext<wire::Session::OpenNextParams, wire::Session::OpenNextResults>;
+  kj::Promise<Result<void>> open_next(const Id128& connection, OpenNext call);
+  /// The worker has ended its reads under this pin, or does not want them any longer.
+  void released(const Id128& connection, engine::PinId pin);
+  kj::Promise<Result<void>> await_reads(const Id128& connection, const JobId& job);
+
+ private:
+  struct Opening;
+  using OneOpening = std::shared_ptr<Opening>;
+  using Pin = std::pair<Id128, std::uint64_t>;
+
+  kj::Promise<Result<void>> try_open(const OneOpening& opening);
+  /// Whether it was answered.
+  Result<bool> open_in_pool(Opening& opening);
+  bool open_in_memory(Opening& opening);
+  kj::Promise<Result<void>> wait_for_readers(const Id128& connection, const JobId& job,
+                                             TimePoint deadline);
+
+  CacheService& service_;
+  kj::Timer& timer_;
+  const Clock& clock_;
+  Offers offers_;
+  std::map<Pin, OneOpening> waiting_;
+  kj::Own<kj::PromiseFulfiller<void>> change_;
+  kj::ForkedPromise<void> changed_;
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,19 @@
+#pragma once
+/// \file
+/// The counters of direct reads.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pegaflow::server {
+
+/// A plain value.
+struct DirectStats {
+  std::size_t sources = 0;        ///< Workers that have registered their memory.
+  std::size_t blocks = 0;         ///< Offered now.
+  std::size_t reads = 0;          ///< In flight.
+  std::uint64_t begun = 0;        ///< Reads since the start,
+  std::uint64_t read_blocks = 0;  ///< and their blocks.
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,178 @@
+#include "server/direct/offers.h"
+
+#include <algorithm>
+
+namespace pegaflow::server {
+
+void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory memory,
+                 UniqueFd guards, UniqueFd process) {
+  remove(connection);
+  auto source = std::make_shared<Source>();
+  source->id = SourceId{++last_source_};
+  source->connection = connection;
+  source->shard = shard;
+  source->memory = std::move(memory);
+  source->guards = std::move(guards);
+  source->process = std::move(process);
+  by_connection_.emplace(connection, std::move(source));
+}
+
+void Offers::remove(const Id128& connection) {
+  if (by_connection_.erase(connection) == 0) return;
+  for (auto read = reads_.lower_bound({connection, 0});
+       read != reads_.end() && read->first.first == connection;) {
+    const std::uint64_t pin = read->first.second;
+    ++read;
+    end_read(connection, pin);
+  }
+  for (auto job = jobs_.lower_bound({connection, JobId{}});
+       job != jobs_.end() && job->first.first == connection;) {
+    const auto next = std::next(job);
+    withdraw(job->second);
+    forget_if_unused(job);
+    job = next;
+  }
+}
+
+Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::SpaceId space,
+                           std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
+                           const std::vector<bool>& skipped, const Guarded& guard) {
+  const auto found = by_connection_.find(connection);
+  if (found == by_connection_.end()) {
+    return fail(Errc::kInvalidArgument, "reserve: blocks of a worker without direct memory");
+  }
+  const Source& source = *found->second;
+  if (blocks.size() != keys.size() || skipped.size() != keys.size()) {
+    return fail(Errc::kInvalidArgument, "reserve: {} blocks for {} keys", blocks.size(),
+                keys.size());
+  }
+  if (guard.value == 0 || guard.place >= source.memory.guards) {
+    return fail(Errc::kInvalidArgument, "reserve: guard {} of {} with value {}", guard.place,
+                source.memory.guards, guard.value);
+  }
+  const auto beyond = std::find_if(blocks.begin(), blocks.end(), [&](std::uint32_t block) {
+    return block >= source.memory.blocks;
+  });
+  if (beyond != blocks.end()) {
+    return fail(Errc::kInvalidArgument, "reserve: block {} of {}", *beyond, source.memory.blocks);
+  }
+  if (pages_.size() + keys.size() > kMostBlocks) return {};
+  const auto [row, is_new] = jobs_.try_emplace({connection, job});
+  Job& one = row->second;
+  if (is_new) {
+    one.name = row->first;
+    one.source = found->second;
+  }
+  one.guard = guard;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (skipped[i]) continue;
+    const Page page{.space = space, .shard = source.shard, .key = keys[i]};
+    pages_[page] = {.job = &one, .block = blocks[i]};
+    one.pages.push_back(page);
+  }
+  forget_if_unused(row);
+  return {};
+}
+
+void Offers::withdraw(Job& job) {
+  for (const Page& page : job.pages) {
+    // A later writer of the same key has replaced the entry.
+    const auto entry = pages_.find(page);
+    if (entry != pages_.end() && entry->second.job == &job) pages_.erase(entry);
+  }
+  job.pages.clear();
+}
+
+void Offers::forget_if_unused(std::map<JobName, Job>::iterator job) {
+  if (job->second.pages.empty() && job->second.readers == 0) jobs_.erase(job);
+}
+
+void Offers::job_ended(const Id128& connection, const JobId& job) {
+  const auto found = jobs_.find({connection, job});
+  if (found == jobs_.end()) return;
+  withdraw(found->second);
+  forget_if_unused(found);
+}
+
+bool Offers::is_read(const Id128& connection, const JobId& job) const {
+  const auto found = jobs_.find({connection, job});
+  return found != jobs_.end() && found->second.readers != 0;
+}
+
+const Offers::Entry* Offers::find(const Source& reader, engine::SpaceId space,
+                                  const BlockKey& key) const {
+  const auto found = pages_.find({.space = space, .shard = reader.shard, .key = key});
+  if (found == pages_.end()) return nullptr;
+  const Source& source = *found->second.job->source;
+  const bool may_read = source.memory.group == reader.memory.group && source.id != reader.id;
+  return may_read ? &found->second : nullptr;
+}
+
+std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::SpaceId space,
+                                                std::span<const BlockKey> keys, std::uint64_t pin) {
+  const auto own = by_connection_.find(reader);
+  if (own == by_connection_.end() || keys.empty()) return std::nullopt;
+  Found found;
+  std::vector<Job*> jobs;
+  for (const BlockKey& key : keys) {
+    const Entry* const entry = find(*own->second, space, key);
+    if (entry == nullptr) break;
+    Job& job = *entry->job;
+    if (found.source != nullptr && job.source != found.source) break;
+    found.source = job.source;
+    if (jobs.empty() || jobs.back() != &job) {
+      jobs.push_back(&job);
+      found.guards.push_back({.guard = job.guard});
+    }
+    found.blocks.push_back(entry->block);
+    ++found.guards.back().blocks;
+  }
+  if (found.source == nullptr) return std::nullopt;
+  end_read(reader, pin);  // A repeated call.
+  std::vector<JobName> names;
+  for (Job* const job : jobs) {
+    if (std::find(names.begin(), names.end(), job->name) != names.end()) continue;
+    ++job->readers;
+    names.push_back(job->name);
+  }
+  reads_.emplace(Pin{reader, pin}, std::move(names));
+  ++counted_.begun;
+  counted_.read_blocks += found.blocks.size();
+  return found;
+}
+
+bool Offers::end_read(const Id128& reader, std::uint64_t pin) {
+  const auto read = reads_.extract(Pin{reader, pin});
+  if (read.empty()) return false;
+  for (const JobName& name : read.mapped()) {
+    const auto job = jobs_.find(name);
+    if (job == jobs_.end()) continue;
+    --job->second.readers;
+    forget_if_unused(job);
+  }
+  return true;
+}
+
+std::size_t Offers::count(std::span<const Id128> readers, engine::SpaceId space,
+                          std::span<const BlockKey> keys) const {
+  std::size_t least = readers.empty() ? 0 : keys.size();
+  for (const Id128& reader : readers) {
+    const auto own = by_connection_.find(reader);
+    if (own == by_connection_.end()) return 0;
+    std::size_t each = 0;
+    while (each < least && find(*own->second, space, keys[each]) != nullptr) ++each;
+    least = each;
+    if (least == 0) break;
+  }
+  return least;
+}
+
+Offers::Stats Offers::stats() const {
+  Stats stats = counted_;
+  stats.sources = by_connection_.size();
+  stats.blocks = pages_.size();
+  stats.reads = reads_.size();
+  return stats;
+}
+
+}  // namespace pegaflow::server

@@ -1,0 +1,144 @@
+#pragma once
+/// \file
+/// Blocks that workers are saving and that other workers of this host may read meanwhile.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/error.h"
+#include "base/id128.h"
+#include "base/job_id.h"
+#include "base/os/unique_fd.h"
+#include "capnp/wire/codec.h"
+#include "engine/types/ids.h"
+#include "server/direct/direct_stats.h"
+
+namespace pegaflow::server {
+
+/// The name of a worker's registration; never 0, and never used twice.
+enum class SourceId : std::uint64_t {};
+
+/// Which worker has which block in its own memory, from the reservation of a job until its end, and
+/// which workers read them.
+///
+/// An entry may be outdated: a reader compares the guard of the block's job after its last read, so
+/// this table decides nothing about the bytes. Thread-bound: the RPC thread.
+class Offers {
+ public:
+  /// More blocks are not offered.
+  static constexpr std::size_t kMostBlocks = std::size_t{1} << 20;
+
+  /// A worker that has registered its memory. Immutable.
+  struct Source {
+    SourceId id{};
+    Id128 connection;
+    std::uint32_t shard = 0;
+    OfferedMemory memory;
+    UniqueFd guards;   ///< The memfd of its guards.
+    UniqueFd process;  ///< Its pidfd.
+  };
+
+  /// The worker of `connection` may read blocks of its group from now on, and offer its own.
+  /// Replaces an earlier source of the connection.
+  void add(const Id128& connection, std::uint32_t shard, OfferedMemory memory, UniqueFd guards,
+           UniqueFd process);
+  /// Its connection ended: it offers and reads nothing any longer. Ignores unknown ones.
+  void remove(const Id128& connection);
+  [[nodiscard]] bool has(const Id128& connection) const {
+    return by_connection_.contains(connection);
+  }
+
+  struct Guarded {
+    std::uint32_t place = 0;  ///< In the source's array of guards.
+    std::uint64_t value = 0;
+  };
+  /// The job of a worker writes these keys, which lie in its blocks of the same places. Those with
+  /// `skipped` set are not saved by it, and not offered.
+  /// Errors: kInvalidArgument for a connection without a source, another number of blocks than
+  /// keys, a block or a guard beyond the registered ones, or a guard of value 0.
+  Result<void> offer(const Id128& connection, const JobId& job, engine::SpaceId space,
+                     std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
+                     const std::vector<bool>& skipped, const Guarded& guard);
+  /// The job has ended: its blocks are offered no longer. They may still be read.
+  void job_ended(const Id128& connection, const JobId& job);
+  /// Whether a worker reads blocks of the job.
+  [[nodiscard]] bool is_read(const Id128& connection, const JobId& job) const;
+
+  struct Run {
+    Guarded guard;
+    std::uint32_t blocks = 0;
+  };
+  struct Found {
+    std::shared_ptr<const Source> source;
+    std::vector<std::uint32_t> blocks;
+    std::vector<Run> guards;  ///< They cover the blocks, in this order.
+  };
+  /// The leading keys that one other worker of the reader's group and shard offers; no value for
+  /// none. The reader reads them under `pin` until end_read().
+  std::optional<Found> begin_read(const Id128& reader, engine::SpaceId space,
+                                  std::span<const BlockKey> keys, std::uint64_t pin);
+  /// Whether the reader had begun to read under this name.
+  bool end_read(const Id128& reader, std::uint64_t pin);
+
+  /// How many leading keys each of these workers could begin to read now; 0 unless all of them have
+  /// a source.
+  [[nodiscard]] std::size_t count(std::span<const Id128> readers, engine::SpaceId space,
+                                  std::span<const BlockKey> keys) const;
+
+  using Stats = DirectStats;
+  [[nodiscard]] Stats stats() const;
+
+ private:
+  using OneSource = std::shared_ptr<const Source>;
+  /// The name of a page of a block.
+  struct Page {
+    engine::SpaceId space{};
+    std::uint32_t shard = 0;
+    BlockKey key;
+    bool operator==(const Page&) const = default;
+  };
+  struct PageHash {
+    std::size_t operator()(const Page& page) const noexcept {
+      return page.key.hash() ^ (static_cast<std::size_t>(page.space) << 32U) ^ page.shard;
+    }
+  };
+  struct Job;
+  struct Entry {
+    Job* job = nullptr;
+    std::uint32_t block = 0;
+  };
+  /// The name of a job of a worker: all ranks of an engine have jobs of the same numbers.
+  using JobName = std::pair<Id128, JobId>;
+  /// Exists while its blocks are offered or read.
+  struct Job {
+    JobName name;
+    OneSource source;
+    std::vector<Page> pages;  ///< Offered under it.
+    Guarded guard;
+    std::size_t readers = 0;
+  };
+  using Pin = std::pair<Id128, std::uint64_t>;
+
+  [[nodiscard]] const Entry* find(const Source& reader, engine::SpaceId space,
+                                  const BlockKey& key) const;
+  void withdraw(Job& job);
+  void forget_if_unused(std::map<JobName, Job>::iterator job);
+
+  std::uint64_t last_source_ = 0;
+  std::unordered_map<Id128, OneSource> by_connection_;
+  std::map<JobName, Job> jobs_;
+  std::unordered_map<Page, Entry, PageHash> pages_;
+  std::map<Pin, std::vector<JobName>> reads_;
+  Stats counted_;
+};
+
+}  // namespace pegaflow::server

@@ -1,0 +1,181 @@
+#include "server/direct/offers.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace pegaflow::server {
+namespace {
+
+constexpr Id128 kWriter{1, 1};
+constexpr Id128 kOther{1, 2};
+constexpr Id128 kReader{2, 1};
+constexpr engine::SpaceId kSpace{5};
+constexpr Offers::Guarded kGuard{.place = 3, .value = 77};
+
+std::vector<BlockKey> keys(std::uint64_t first, std::size_t count) {
+  std::vector<BlockKey> made(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t word = (first + i) * 0x9E3779B97F4A7C15ULL;
+    std::memcpy(made[i].bytes.data(), &word, sizeof word);
+  }
+  return made;
+}
+
+JobId job(std::uint64_t number) { return {Id128{9, 9}, number}; }
+
+/// Two writers and a reader of one group and shard.
+struct Fixture {
+  Fixture() {
+    add(kWriter);
+    add(kOther);
+    add(kReader);
+  }
+  void add(const Id128& connection, const std::string& group = "g", std::uint32_t shard = 0) {
+    offers.add(connection, shard,
+               {.group = group, .blocks = 100, .segments = {{.bytes = 8}}, .guards = 8}, {}, {});
+  }
+  Result<void> offer(const Id128& connection, std::uint64_t number, std::uint64_t first,
+                     const std::vector<std::uint32_t>& blocks,
+                     const Offers::Guarded& guard = kGuard, std::vector<bool> skipped = {}) {
+    skipped.resize(blocks.size());
+    return offers.offer(connection, job(number), kSpace, keys(first, blocks.size()), blocks,
+                        skipped, guard);
+  }
+  auto read(std::uint64_t first, std::size_t count, std::uint64_t pin = 1,
+            const Id128& reader = kReader) {
+    return offers.begin_read(reader, kSpace, keys(first, count), pin);
+  }
+  Offers offers;
+};
+
+TEST_CASE("a worker reads the leading blocks that one other worker saves") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11, 12}));
+  REQUIRE(f.offer(kWriter, 2, 3, {20}, {.place = 4, .value = 78}));
+  const auto found = f.read(1, 8);
+  REQUIRE(found);
+  CHECK(found->source->connection == kWriter);
+  CHECK(found->blocks == std::vector<std::uint32_t>{11, 12, 20});
+  REQUIRE(found->guards.size() == 2);
+  CHECK(found->guards[0].guard.value == 77);
+  CHECK(found->guards[0].blocks == 2);
+  CHECK(found->guards[1].guard.place == 4);
+  CHECK(found->guards[1].blocks == 1);
+  CHECK_FALSE(f.read(4, 1));
+}
+
+TEST_CASE("blocks of a second worker are read after those of the first") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  REQUIRE(f.offer(kOther, 1, 1, {30}));
+  CHECK(f.read(0, 2)->blocks == std::vector<std::uint32_t>{10});
+  CHECK(f.read(1, 1)->source->connection == kOther);
+}
+
+TEST_CASE("nobody reads blocks of another group, shard or generation, or its own ones") {
+  Fixture f;
+  constexpr Id128 kStranger{3, 1};
+  constexpr Id128 kNeighbor{3, 2};
+  f.add(kStranger, "another");
+  f.add(kNeighbor, "g", 1);
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  CHECK_FALSE(f.read(0, 1, 1, kStranger));
+  CHECK_FALSE(f.read(0, 1, 1, kNeighbor));
+  CHECK_FALSE(f.read(0, 1, 1, kWriter));
+  CHECK_FALSE(f.read(0, 1, 1, Id128{8, 8}));
+  CHECK_FALSE(f.offers.begin_read(kReader, engine::SpaceId{6}, keys(0, 1), 1));
+}
+
+TEST_CASE("a key that the job does not save is not offered") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}, kGuard, {true, false}));
+  CHECK_FALSE(f.read(0, 1));
+  CHECK(f.read(1, 1));
+}
+
+TEST_CASE("a job that has ended is offered no longer, and is read until its readers end") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  REQUIRE(f.read(0, 1, 7));
+  REQUIRE(f.read(0, 1, 8));
+  f.offers.job_ended(kWriter, job(1));
+  CHECK_FALSE(f.read(0, 1, 9));
+  CHECK(f.offers.is_read(kWriter, job(1)));
+  CHECK(f.offers.end_read(kReader, 7));
+  CHECK_FALSE(f.offers.end_read(kReader, 7));
+  CHECK(f.offers.is_read(kWriter, job(1)));
+  CHECK(f.offers.end_read(kReader, 8));
+  CHECK_FALSE(f.offers.is_read(kWriter, job(1)));
+  CHECK(f.offers.stats().blocks == 0);
+  CHECK(f.offers.stats().reads == 0);
+}
+
+TEST_CASE("the end of a reader's connection ends its reads, and that of a writer its offers") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  REQUIRE(f.read(0, 1, 7));
+  f.offers.remove(kReader);
+  CHECK_FALSE(f.offers.is_read(kWriter, job(1)));
+  f.add(kReader);
+  REQUIRE(f.read(0, 1, 7));
+  f.offers.remove(kWriter);
+  CHECK_FALSE(f.read(0, 1, 8));
+  CHECK(f.offers.end_read(kReader, 7));
+  CHECK(f.offers.stats().blocks == 0);
+}
+
+TEST_CASE("a later writer of a key replaces the first, whose end does not withdraw it") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  REQUIRE(f.offer(kOther, 1, 0, {30}, {.place = 0, .value = 5}));
+  f.offers.job_ended(kWriter, job(1));
+  CHECK(f.read(0, 1)->source->connection == kOther);
+}
+
+TEST_CASE("a worker that registers again is another source") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  const auto before = f.read(0, 1)->source->id;
+  f.add(kWriter);
+  CHECK_FALSE(f.read(0, 1));
+  REQUIRE(f.offer(kWriter, 2, 0, {11}));
+  CHECK(f.read(0, 1)->source->id != before);
+}
+
+TEST_CASE("a lookup counts the blocks that all ranks of its engine could read") {
+  Fixture f;
+  constexpr Id128 kSecond{2, 2};
+  constexpr Id128 kWriterOfSecond{1, 3};
+  f.add(kSecond, "g", 1);
+  f.add(kWriterOfSecond, "g", 1);
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
+  const std::vector<Id128> ranks = {kReader, kSecond};
+  CHECK(f.offers.count(ranks, kSpace, keys(0, 4)) == 0);
+  REQUIRE(f.offer(kWriterOfSecond, 1, 0, {50}));
+  CHECK(f.offers.count(ranks, kSpace, keys(0, 4)) == 1);
+  CHECK(f.offers.count(std::span(ranks).first(1), kSpace, keys(0, 4)) == 2);
+  CHECK(f.offers.count({}, kSpace, keys(0, 4)) == 0);
+  const std::vector<Id128> unknown = {kReader, Id128{}};
+  CHECK(f.offers.count(unknown, kSpace, keys(0, 4)) == 0);
+}
+
+TEST_CASE("an offer that does not fit the registered memory is refused") {
+  Fixture f;
+  CHECK(f.offer(Id128{8, 8}, 1, 0, {1}).error().code == Errc::kInvalidArgument);
+  CHECK(f.offer(kWriter, 1, 0, {100}).error().detail == "reserve: block 100 of 100");
+  CHECK(f.offer(kWriter, 1, 0, {1}, {.place = 8, .value = 1}).error().code ==
+        Errc::kInvalidArgument);
+  CHECK(f.offer(kWriter, 1, 0, {1}, {.place = 0, .value = 0}).error().code ==
+        Errc::kInvalidArgument);
+  const std::vector<std::uint32_t> one = {1};
+  CHECK(f.offers.offer(kWriter, job(1), kSpace, keys(0, 2), one, {false, false}, kGuard)
+            .error()
+            .detail == "reserve: 1 blocks for 2 keys");
+  CHECK(f.offers.stats().blocks == 0);
+}
+
+}  // namespace
+}  // namespace pegaflow::server
