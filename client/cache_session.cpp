@@ -232,12 +232,13 @@ std::optional<Result<CacheSession::Journal>> CacheSession::take_journal(Ticket t
 }
 
 Result<CacheSession::Ticket> CacheSession::await_job(const Id128& server, const JobId& job,
-                                                     Duration patience) {
+                                                     Duration patience, bool begun) {
   if (patience <= Duration::zero() || patience > kLongestWait) {
     return fail(Errc::kInvalidArgument, "await_job: patience {} is not between 0 and {}",
                 format_duration(patience), format_duration(kLongestWait));
   }
-  return impl_->ask({.kind = Kind::kAwait, .deadline = patience, .server = server, .job = job});
+  return impl_->ask(
+      {.kind = Kind::kAwait, .deadline = patience, .server = server, .job = job, .begun = begun});
 }
 
 std::optional<Result<void>> CacheSession::take_wait(Ticket ticket, Duration patience) {

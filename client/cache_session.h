@@ -118,9 +118,12 @@ class CacheSession {
 
   /// Waits for a job of another engine and its scheduler's earlier jobs to end: sealed or dropped.
   /// `server` is the server that stores them. The answer comes within `patience` (at most 10 s),
-  /// with success or an error; in each case a lookup finds the blocks that were sealed.
+  /// with success or an error; in each case a lookup finds the blocks that were sealed. `begun`:
+  /// only until all ranks of that engine, which is one of this node, have begun the job, so that a
+  /// lookup finds what it offers.
   /// Errors: as lookup(), and kInvalidArgument for a patience that is not positive or longer.
-  Result<Ticket> await_job(const Id128& server, const JobId& job, Duration patience);
+  Result<Ticket> await_job(const Id128& server, const JobId& job, Duration patience,
+                           bool begun = false);
   /// Returns its answer, as take() does. Further errors: kGone when that server or the engine of
   /// the job is not connected, kBusy when too many calls wait, kRefused when this node's server or
   /// that one is too old.

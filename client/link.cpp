@@ -29,6 +29,9 @@ constexpr int kSocketBufferBytes = 1 << 20;
 constexpr std::size_t kMaxQueuedToAsk = std::size_t{4} << 20;
 constexpr std::size_t kMaxQueued = std::size_t{16} << 20;
 
+/// The answer to openNext carries the most: the guards and the pidfd of another engine.
+constexpr unsigned kFdsPerMessage = 2;
+
 /// A connect to a Unix socket never waits: it succeeds, or fails with the reason.
 Result<UniqueFd> connect_to(const std::string& path) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -115,7 +118,7 @@ struct Link::Connection {
                 socket.release(), kj::LowLevelAsyncIoProvider::TAKE_OWNERSHIP |
                                       kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
                                       kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK),
-            1) {}
+            kFdsPerMessage) {}
 
   const int fd;
   const Id128 previous;  ///< The connection whose end hello reports.

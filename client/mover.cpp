@@ -18,7 +18,9 @@
 #include "base/os/numa.h"
 #include "base/os/thread.h"
 #include "base/os/unique_fd.h"
+#include "base/printable.h"
 #include "capnp/wire/codec.h"
+#include "client/direct/guards.h"
 #include "client/loop.h"
 #include "client/mover/mover_loop.h"
 #include "client/mover/mover_state.h"
@@ -51,8 +53,8 @@ int numa_node_of_process() {
 
 class Mover::Impl {
  public:
-  Impl(const Options& options, KindTable kinds, Device& device)
-      : state_(options, std::move(kinds), device), pidfd_(open_own_pidfd()) {}
+  Impl(const Options& options, KindTable kinds, std::unique_ptr<Guards> guards, Device& device)
+      : state_(options, std::move(kinds), std::move(guards), device), pidfd_(open_own_pidfd()) {}
 
   Result<void> start() {
     PEGA_TRY_LET(thread_, start_thread("pega-mover", [this] { thread_main(); }));
@@ -81,6 +83,12 @@ class Mover::Impl {
     const LinkState stands = state_.board.state();
     if (closed_ || stands != LinkState::kReady) {
       return fail(Errc::kPeerLost, "the link to the server is {}", to_string(stands));
+    }
+    if constexpr (std::is_same_v<Job, LoadJob>) {
+      if (job.is_following() && !state_.is_direct) {
+        return fail(Errc::kRefused, "the server ({}) does not support direct reads",
+                    state_.board.get().server_build);
+      }
     }
     if (state_.places_taken.fetch_add(1) >= state_.options.max_jobs) {
       state_.places_taken.fetch_sub(1);
@@ -163,6 +171,8 @@ class Mover::Impl {
     const ThrowOnAssert throw_on_assert;
     state_.device.detach();
     state_.mapping = PoolMapping();
+    state_.sources.clear();
+    if (state_.guards) state_.guards->close_all();
     state_.events.drain([](MoverEvent&&) {});
     for (auto& [ticket, job] : state_.saves) state_.report(job, 0, off);
     for (auto& [ticket, job] : state_.loads) report_failed(job, off);
@@ -227,6 +237,31 @@ Result<void> validate(const MoverOptions& options) {
   return {};
 }
 
+/// The guards of an engine with a direct group; none without one.
+Result<std::unique_ptr<Guards>> make_guards(const MoverOptions& options, const KindTable& kinds) {
+  const std::string& group = options.direct_group;
+  if (group.empty()) return nullptr;
+  if (group.size() > kMaxGroupBytes || printable(group) != group) {
+    return fail(Errc::kInvalidArgument,
+                "direct_group has {} bytes: 1 to {} printable characters are possible",
+                group.size(), kMaxGroupBytes);
+  }
+  if (kinds.has_kinds() || options.cells != 0) {
+    return fail(Errc::kInvalidArgument,
+                "direct_group {} with {}: direct reads need one kind of blocks, without cells",
+                group,
+                kinds.has_kinds() ? fmt::format("{} kinds of blocks", kinds.size())
+                                  : fmt::format("{} cells", options.cells));
+  }
+  const std::size_t segments = kinds.layouts().front().segments().size();
+  if (segments > kMaxSegmentsOnWire) {
+    return fail(Errc::kInvalidArgument,
+                "direct_group {} for blocks of {} segments: {} are the limit", group, segments,
+                kMaxSegmentsOnWire);
+  }
+  return Guards::create(static_cast<std::uint32_t>(std::min<std::size_t>(options.max_jobs, 65536)));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Mover>> Mover::start(const Options& options, PageLayout layout,
@@ -260,7 +295,8 @@ Result<std::unique_ptr<Mover>> Mover::start(const Options& options, KindTable ki
   PEGA_TRY(validate(options));
   Options own = options;
   if (own.numa_node < 0) own.numa_node = numa_node_of_process();
-  auto impl = std::make_unique<Impl>(own, std::move(kinds), device);
+  PEGA_TRY_LET(auto guards, make_guards(options, kinds));
+  auto impl = std::make_unique<Impl>(own, std::move(kinds), std::move(guards), device);
   PEGA_TRY(impl->start());
   return std::unique_ptr<Mover>(new Mover(std::move(impl)));
 }
@@ -335,6 +371,23 @@ Result<void> Mover::load(std::uint64_t load, const Id128& token, std::span<const
                               .count = range.count,
                               .blocks = {one.blocks.begin(), one.blocks.end()}});
   }
+  return impl_->accept(std::move(accepted));
+}
+
+Result<void> Mover::load_following(std::uint64_t load, std::span<const BlockKey> keys,
+                                   std::span<const std::uint32_t> blocks, Duration patience) {
+  if (impl_->state().options.direct_group.empty()) {
+    return fail(Errc::kRefused, "load_following: the mover has no direct_group");
+  }
+  if (keys.empty() || patience < Duration::zero()) {
+    return fail(Errc::kInvalidArgument, "load_following: {} keys and a patience of {} ns",
+                keys.size(), patience.count());
+  }
+  LoadJob accepted;
+  accepted.id = load;
+  accepted.keys.assign(keys.begin(), keys.end());
+  accepted.patience = patience;
+  accepted.parts.push_back({.count = keys.size(), .blocks = {blocks.begin(), blocks.end()}});
   return impl_->accept(std::move(accepted));
 }
 

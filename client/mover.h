@@ -43,7 +43,8 @@ class Mover {
   using Followed = FollowedLoad;
 
   /// Starts the thread; it connects and registers in the background.
-  /// Errors: kInvalidArgument for an invalid option, kInternal when no thread can start.
+  /// Errors: kInvalidArgument for an invalid option, kInternal when no thread can start, the
+  /// kernel's without memory for the guards of a direct group.
   static Result<std::unique_ptr<Mover>> start(const Options& options, PageLayout layout,
                                               Device& device);
   /// The same for blocks that engines of other tensor-parallel sizes share: `options.cells` layouts
@@ -103,6 +104,17 @@ class Mover {
   Result<void> load(std::uint64_t load, const Id128& token, std::span<const LoadRange> ranges,
                     std::span<const KindRange> claimed,
                     const std::optional<LoadPace::Computing>& computing = std::nullopt);
+
+  /// Loads blocks by their keys, those of a part of a prompt in its order, without a claim: those
+  /// that are in the pool, and those that another engine of the direct group is saving, as soon as
+  /// that has computed them. `patience`: the longest wait, from now on, for blocks that neither
+  /// has; the rest has failed then, with kTimeout. What the other engine may have overwritten
+  /// before it was read does not count, and is loaded once it is saved. follow() never returns such
+  /// a load.
+  /// Errors: as save(); kRefused without a direct group, or with a server that lacks the feature;
+  /// kInvalidArgument too for a negative patience.
+  Result<void> load_following(std::uint64_t load, std::span<const BlockKey> keys,
+                              std::span<const std::uint32_t> blocks, Duration patience);
 
   /// Cancels a load: no further page is copied. The load is still reported.
   void cancel_load(std::uint64_t load);

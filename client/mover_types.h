@@ -56,6 +56,14 @@ struct MoverOptions {
   PageVerification verify = PageVerification::kOff;
   /// For kSample: one page in this many gets a checksum, on average; at least 1.
   std::uint32_t sample_one_in = 16;
+  /// Engines of this host that name the same group read each other's blocks while they are saved:
+  /// 1 to 64 printable characters. Empty: this one reads none, and none reads this one's. Only for
+  /// one kind of blocks without cells.
+  std::string direct_group{};
+  /// Bugs that a test plants to show that it detects them.
+  struct Mistakes {
+    bool keeps_guards = false;  ///< A job's guard stays open after its report.
+  } mistakes{};
   /// Describes the device to the server, for /instances and `pegaflow doctor`. Called on the
   /// private thread each time the pool is attached; if empty, the server shows the device as
   /// unknown.
@@ -66,12 +74,13 @@ struct MoverOptions {
 struct FinishedJob {
   enum class Kind : std::uint8_t { kSave, kLoad };
   Kind kind = Kind::kSave;
-  std::uint64_t id = 0;     ///< The number of the job, or the load's name.
-  std::size_t blocks = 0;   ///< Blocks now sealed, or loaded.
-  std::size_t skipped = 0;  ///< Save: blocks that are cached, being saved, or without room.
-  std::uint64_t bytes = 0;  ///< Bytes copied.
-  Duration took{};          ///< From acceptance to its end.
-  Duration copying{};       ///< Load: time on the device, without that of earlier loads.
+  std::uint64_t id = 0;            ///< The number of the job, or the load's name.
+  std::size_t blocks = 0;          ///< Blocks now sealed, or loaded.
+  std::size_t skipped = 0;         ///< Save: blocks that are cached, being saved, or without room.
+  std::uint64_t bytes = 0;         ///< Bytes copied.
+  std::uint64_t direct_bytes = 0;  ///< Load: those of `bytes` from another engine's memory.
+  Duration took{};                 ///< From acceptance to its end.
+  Duration copying{};              ///< Load: time on the device, without that of earlier loads.
   std::optional<LoadPace::Cut> cut;          ///< Load: why computing would have been faster.
   std::vector<std::uint32_t> failed_blocks;  ///< Load: blocks whose bytes must not be used.
   std::optional<Error> error;                ///< The reason if not all blocks succeeded.

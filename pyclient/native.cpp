@@ -111,7 +111,8 @@ class PySession {
   py::object take(std::uint64_t number, double patience_s) {
     const auto taken = take_answer(number, patience_s);
     if (!taken) return py::none();
-    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), taken->coming);
+    return py::make_tuple(taken->blocks, taken->complete, from_id(taken->token), taken->coming,
+                          taken->offered);
   }
   py::object take_claim(std::uint64_t number, double patience_s) {
     const auto taken = take_answer(number, patience_s);
@@ -161,9 +162,9 @@ class PySession {
   }
 
   std::uint64_t await_job(const py::bytes& server, const py::bytes& scheduler, std::uint64_t number,
-                          double patience_s) {
+                          double patience_s, bool begun) {
     return static_cast<std::uint64_t>(value_or_raise(open()->await_job(
-        to_id(server), {to_id(scheduler), number}, to_duration(patience_s, "patience_s"))));
+        to_id(server), {to_id(scheduler), number}, to_duration(patience_s, "patience_s"), begun)));
   }
   bool take_wait(std::uint64_t number, double patience_s) {
     const auto session = open();
@@ -417,6 +418,11 @@ class PyMover {
     value_or_raise(mover_->load(load, to_id(token), wanted.ranges, py_arguments::to_ranges(claimed),
                                 to_computing(computing)));
   }
+  void load_following(std::uint64_t load, const py::bytes& packed, std::size_t key_bytes,
+                      const py::object& blocks, double patience_s) {
+    value_or_raise(mover_->load_following(load, to_keys(packed, key_bytes), to_blocks(blocks),
+                                          to_duration(patience_s, "patience_s")));
+  }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
   std::vector<Mover::Followed> follow(double within_s, std::uintptr_t queue) {
@@ -503,7 +509,7 @@ void add_session(py::module_& module) {
       .def("report_chain", &PySession::report_chain, "session"_a, "keys"_a, "key_bytes"_a,
            "block_tokens"_a)
       .def("await_job", &PySession::await_job, "server"_a, "scheduler"_a, "number"_a,
-           "patience_s"_a)
+           "patience_s"_a, "begun"_a = false)
       .def("take_wait", &PySession::take_wait, "ticket"_a, "patience_s"_a = 0.0)
       .def("events", &PySession::events)
       .def("await_event", &PySession::await_event, "seen"_a, "patience_s"_a)
@@ -565,6 +571,7 @@ void add_finished(py::module_& module) {
       .def_readonly("blocks", &Mover::Finished::blocks)
       .def_readonly("skipped", &Mover::Finished::skipped)
       .def_readonly("bytes", &Mover::Finished::bytes)
+      .def_readonly("direct_bytes", &Mover::Finished::direct_bytes)
       .def_property_readonly("took_s",
                              [](const Mover::Finished& job) {
                                return std::chrono::duration<double>(job.took).count();
@@ -624,6 +631,8 @@ void add_mover(py::module_& module) {
            "computing"_a = py::none())
       .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,
            "computing"_a = py::none())
+      .def("load_following", &PyMover::load_following, "load"_a, "keys"_a, "key_bytes"_a,
+           "blocks"_a, "patience_s"_a)
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)
       .def("take_finished", &PyMover::take_finished)

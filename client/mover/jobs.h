@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "client/direct/sources.h"
 #include "client/load_pace.h"
 #include "client/mover/page_copies.h"
 #include "transport/device.h"
@@ -23,6 +24,7 @@ struct MoverJob {
   std::uint64_t id = 0;  ///< The engine's name: the number of the job, or the load.
   TimePoint accepted{};
   bool connection_lost = false;  ///< Then none of its copies count.
+  bool is_ending = false;        ///< The connection is over, or is to be closed.
 };
 
 struct SaveJob : MoverJob {
@@ -30,6 +32,7 @@ struct SaveJob : MoverJob {
     kAsking,      ///< reserve is pending; nothing is copied.
     kCopying,     ///< The device has the batches.
     kPublishing,  ///< The copies have ended; publish is pending.
+    kReleasing,   ///< It is sealed; other engines still read its blocks.
   };
   Phase phase = Phase::kAsking;
   JobId job;
@@ -40,14 +43,16 @@ struct SaveJob : MoverJob {
   bool may_refuse = false;            ///< As the wire has it.
   Device::Event after = Device::Event::kNow;
   std::size_t skipped = 0;  ///< Keys without a slot.
+  /// Open while other engines may read its blocks, at the latest until its report.
+  std::optional<Guard> guard;
   PageCopies copies;
 };
 
 /// The blocks of one kind in a load, under pins of their own. It has several pieces if its blocks
-/// arrive from another node one after the other.
+/// arrive from another node, or are saved, one after the other.
 struct LoadPart {
   enum class Phase : std::uint8_t {
-    kAsking,   ///< open is pending; nothing is copied.
+    kAsking,   ///< open or openNext is pending; nothing is copied.
     kCopying,  ///< The device has the batches of a piece.
     kEnded,    ///< Nothing is in flight.
   };
@@ -62,6 +67,9 @@ struct LoadPart {
   std::optional<TimePoint> worth_until{};   ///< The end of the pending open's usefulness.
   /// The checksums of the piece's saved pages, one per page. Empty: nothing is compared.
   std::vector<std::uint64_t> checksums{};
+  /// The engine that the piece is read from, as in NextPiece, and the guards of its blocks.
+  std::uint64_t source = 0;
+  std::vector<BlockGuard> guards{};
   PageCopies copies{};    ///< Those of the piece.
   TimePoint submitted{};  ///< When the device received the piece.
 };
@@ -72,7 +80,13 @@ struct LoadJob : MoverJob {
   std::vector<LoadPart> parts;
   std::optional<LoadPace::Computing> computing{};
   LoadPace pace;
+  /// Those of its blocks, if it follows its prefill: then it has one part and no token.
+  std::vector<BlockKey> keys{};
+  Duration patience{};      ///< Of such a load, from its acceptance on.
+  bool pool_next = false;   ///< Its next piece comes from the pool,
+  bool pool_only = false;   ///< or all of them do.
   std::uint64_t bytes = 0;  ///< Copied by pieces that have ended.
+  std::uint64_t direct_bytes = 0;
   std::size_t verified = 0;
   std::size_t corrupt = 0;
   Duration copying{};  ///< Time of all pieces on the device.
@@ -80,6 +94,8 @@ struct LoadJob : MoverJob {
   std::optional<Error> gave_up;  ///< Why no further page is wanted; it may have come too late.
   std::optional<Error> error;    ///< That of the first part that failed.
   bool in_doubt = false;         ///< No block of it counts as loaded.
+
+  [[nodiscard]] bool is_following() const noexcept { return !keys.empty(); }
 };
 
 /// The error of a job whose response has too few or too many slots, or one beyond the pool.

@@ -61,6 +61,7 @@ void Loads::begin(LoadJob&& accepted, std::optional<Error> refusal) {
 
 void Loads::open(const PartId& id) {
   LoadJob& job = state_.loads.at(id.ticket);
+  if (job.is_following()) return open_next(id);
   LoadPart& part = job.parts[id.index];
   const std::size_t left = part.count - part.done;
   auto request = link_.session().openRequest();
@@ -99,13 +100,18 @@ void Loads::open(const PartId& id) {
                  .then([this, id](Result<Opened>&& opened) { on_opened(id, std::move(opened)); }));
 }
 
-void Loads::on_opened(const PartId& id, Result<Opened>&& opened) {
-  const auto found = state_.loads.find(id.ticket);
-  if (found == state_.loads.end()) return;  // It ended with its connection.
-  LoadJob& job = found->second;
-  LoadPart& part = job.parts[id.index];
-  if (part.phase == LoadPart::Phase::kEnded) return;  // The same, but other parts have not ended.
+bool Loads::is_asking(const PartId& id) {
+  if (!state_.loads.contains(id.ticket)) return false;  // It ended with its connection.
+  const LoadPart& part = part_of(id);
+  if (part.phase == LoadPart::Phase::kEnded) return false;  // The same; other parts have not ended.
   PEGA_ASSERT(part.phase == LoadPart::Phase::kAsking, "load {} received slots twice", id.ticket);
+  return true;
+}
+
+void Loads::on_opened(const PartId& id, Result<Opened>&& opened) {
+  if (!is_asking(id)) return;
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
   if (!opened) {
     // After its deadline the server may still execute the call: the next call drops the result.
     if (opened.error().code == Errc::kTimeout) cleanup_.release(part.pin);
@@ -120,10 +126,7 @@ void Loads::on_opened(const PartId& id, Result<Opened>&& opened) {
   }
   const std::optional<std::vector<PageCopies::Page>> pages = place(part, *opened);
   if (!pages) {
-    Error error = bad_slots(opened->slots.size(), part.count);
-    link_.drop(error);
-    job.in_doubt = true;
-    return end_part(id, std::move(error));
+    return drop(id, bad_slots(opened->slots.size(), part.count));
   }
   if (opened->coming != 0 && !part.coming_until) {
     part.coming_until = state_.clock.now() + state_.options.coming_patience;
@@ -152,6 +155,122 @@ std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
   return pages;
 }
 
+// ---- loads that follow their prefill
+
+void Loads::open_next(const PartId& id) {
+  const LoadJob& job = state_.loads.at(id.ticket);
+  const LoadPart& part = job.parts[id.index];
+  const Duration left = job.accepted + job.patience - state_.clock.now();
+  const NextQuestion question{.pin = part.pin,
+                              .keys = std::span(job.keys).subspan(part.done),
+                              .patience = std::clamp(left, Duration::zero(), kLongestNextWait),
+                              .pool_only = job.pool_next || job.pool_only};
+  tasks_.add(ask_next(link_, state_.sources, question, state_.options.link.open_deadline)
+                 .then([this, id](Result<NextPiece>&& piece) { on_next(id, std::move(piece)); }));
+}
+
+void Loads::on_next(const PartId& id, Result<NextPiece>&& piece) {
+  if (!is_asking(id)) return;
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
+  if (!piece) {
+    // After its deadline the server may still execute the call: the next call drops the result.
+    if (piece.error().code == Errc::kTimeout) cleanup_.release(part.pin);
+    return end_part(id, job.gave_up ? job.gave_up : std::move(piece.error()));
+  }
+  if (piece->is_late && state_.clock.now() - job.accepted >= job.patience) {
+    return end_part(
+        id, Error{Errc::kTimeout,
+                  fmt::format("{} of {} blocks were not there within {}", part.count - part.done,
+                              part.count, format_duration(job.patience))});
+  }
+  if (piece->is_late) return go_on_following(id);
+  if (piece->unreadable) return skip_direct(id, *piece->unreadable);
+  part.checksums.clear();
+  if (state_.options.verify != PageVerification::kOff) {
+    part.checksums = std::move(piece->checksums);
+  }
+  const std::optional<std::vector<PageCopies::Page>> pages = place(part, *piece);
+  if (!pages) return drop(id, bad_slots(piece->slots.size() + piece->blocks.size(), part.count));
+  if (job.gave_up) {
+    cleanup_.release(part.pin);
+    return end_part(id, job.gave_up);
+  }
+  if (piece->source != 0) return submit_direct(id, *pages, std::move(*piece));
+  job.pool_next = false;
+  submit(id, *pages);
+}
+
+std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
+                                                          const NextPiece& piece) const {
+  const bool is_direct = piece.source != 0;
+  if (piece.slots.empty() != is_direct || piece.blocks.empty() == is_direct) return std::nullopt;
+  const std::vector<std::uint32_t>& places = is_direct ? piece.blocks : piece.slots;
+  if (places.size() > part.count - part.done) return std::nullopt;
+  const std::size_t checksums = part.checksums.size();
+  if (checksums != 0 && checksums != piece.slots.size()) return std::nullopt;
+  const std::uint64_t last_begin = state_.last_page_begin(part.kind);
+  std::vector<PageCopies::Page> pages;
+  pages.reserve(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    PageCopies::Page& page = pages.emplace_back();
+    page.place = part.done + i;
+    page.pool_offset = is_direct ? places[i] : places[i] * kSlotAlignment;
+    if (!is_direct && page.pool_offset > last_begin) return std::nullopt;
+    page.checksum = checksums != 0 && part.checksums[i] != kNoChecksum;
+  }
+  return pages;
+}
+
+void Loads::submit_direct(const PartId& id, std::span<const PageCopies::Page> pages,
+                          NextPiece&& piece) {
+  const Result<std::uint64_t> peer = state_.sources.begin(piece.source, piece.blocks, piece.guards);
+  if (!peer && peer.error().code == Errc::kInternal) return drop(id, peer.error());
+  if (!peer) return skip_direct(id, peer.error());
+  LoadPart& part = part_of(id);
+  part.source = piece.source;
+  part.guards = std::move(piece.guards);
+  submit(id, pages, *peer);
+}
+
+void Loads::skip_direct(const PartId& id, const Error& why) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  job.pool_next = true;
+  job.pool_only = job.pool_only || why.code == Errc::kRefused;
+  cleanup_.release(part_of(id).pin);
+  go_on_following(id);
+}
+
+void Loads::go_on_following(const PartId& id) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  if (job.gave_up) return end_part(id, job.gave_up);
+  if (job.is_ending) return end_part(id, unanswered_error(job.connection_lost));
+  LoadPart& part = job.parts[id.index];
+  part.phase = LoadPart::Phase::kAsking;
+  part.pin = ++state_.last_ticket;
+  open_next(id);
+}
+
+std::size_t Loads::end_direct(LoadJob& job, LoadPart& part) {
+  const std::uint64_t source = std::exchange(part.source, 0);
+  // In any case, and before the pin is released: then the other engine may close them.
+  const std::size_t guarded = state_.sources.end(source, part.guards);
+  const std::size_t good = std::min(guarded, part.copies.good_pages());
+  job.direct_bytes += good * state_.kinds[part.kind].page_bytes;
+  if (good == part.copies.pages()) return good;
+  job.pool_next = true;
+  const std::optional<Error>& error = part.copies.error();
+  if (error && error->code == Errc::kRefused) {
+    state_.sources.refuse(source, *error);
+    job.pool_only = true;
+  }
+  kLog.debug("read {} of {} pages of another engine engine={} error=\"{}\"", good,
+             part.copies.pages(), source, error ? to_string(*error) : "their guards were closed");
+  return good;
+}
+
+// ---- pieces of all loads
+
 void Loads::wait_for_coming(const PartId& id, const Opened& opened) {
   // The server delayed its response until a block arrived, or as long as waiting was useful.
   if (opened.late) return cut(id, *opened.late);
@@ -165,6 +284,12 @@ void Loads::wait_for_coming(const PartId& id, const Opened& opened) {
                                  opened.coming, format_duration(state_.options.coming_patience))});
 }
 
+void Loads::drop(const PartId& id, Error why) {
+  link_.drop(why);
+  state_.loads.at(id.ticket).in_doubt = true;
+  end_part(id, std::move(why));
+}
+
 void Loads::cut(const PartId& id, LoadPace::Cut why) {
   LoadJob& job = state_.loads.at(id.ticket);
   const LoadPart& part = job.parts[id.index];
@@ -174,7 +299,7 @@ void Loads::cut(const PartId& id, LoadPace::Cut why) {
                                              part.count - part.done, part.count)});
 }
 
-void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages) {
+void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages, std::uint64_t peer) {
   LoadJob& job = state_.loads.at(id.ticket);
   LoadPart& part = job.parts[id.index];
   part.phase = LoadPart::Phase::kCopying;
@@ -184,14 +309,19 @@ void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages) {
   note_copying(id.ticket, job);
   part.copies.submit(state_.device, Device::Event::kNow,
                      {.direction = Device::Direction::kLoad, .job = id.ticket, .part = id.index},
-                     state_.batches);
+                     state_.batches, peer);
   if (part.copies.error()) state_.copying.remove(id.ticket);
   if (part.copies.in_flight() != 0) return start_deadline(id);
+  const bool was_direct = part.source != 0;
+  if (was_direct) end_direct(job, part);
   cleanup_.release(part.pin);
+  if (was_direct) return go_on_following(id);
   end_part(id, part.copies.error());
 }
 
 void Loads::note_copying(std::uint64_t ticket, const LoadJob& job) {
+  // The bytes of another engine count only after a look at its guards.
+  if (job.is_following()) return;
   std::vector<std::uint64_t> batches;
   std::size_t blocks = 0;
   std::uint64_t bytes = job.bytes;
@@ -261,6 +391,8 @@ void Loads::on_all_copied(const PartId& id, bool followed) {
   LoadJob& job = state_.loads.at(id.ticket);
   LoadPart& part = job.parts[id.index];
   count_copied(job, part);
+  const bool was_direct = part.source != 0;
+  const std::size_t whole = was_direct ? end_direct(job, part) : part.copies.good_pages();
   // Queries the kernel after the last copy: the loop may not have read the end of the stream yet.
   if (!followed && (job.connection_lost || !link_.is_up())) {
     job.in_doubt = true;
@@ -271,8 +403,10 @@ void Loads::on_all_copied(const PartId& id, bool followed) {
   if (!corrupt.empty()) report_corrupt(part.pin, corrupt);
   cleanup_.release(part.pin);
   std::optional<Error> error = part.copies.error();
+  // What another engine did not have until the end is loaded once it is saved.
+  if (was_direct) error.reset();
   if (error && job.gave_up) error = job.gave_up;
-  std::size_t good = part.copies.good_pages();
+  std::size_t good = whole;
   if (!corrupt.empty()) {
     good = corrupt.front();
     error = Error{Errc::kCorrupt, fmt::format("page {} of {} differs from the saved page",
@@ -280,6 +414,7 @@ void Loads::on_all_copied(const PartId& id, bool followed) {
   }
   part.done += good;
   if (error || part.done == part.count) return end_part(id, std::move(error));
+  if (job.is_following()) return go_on_following(id);
   // The next piece has a pin of its own.
   part.phase = LoadPart::Phase::kAsking;
   part.pin = ++state_.last_ticket;
@@ -324,7 +459,8 @@ void Loads::give_up(LoadJob& job, const Error& why) {
   for (const LoadPart& part : job.parts) {
     if (part.phase == LoadPart::Phase::kCopying) part.copies.cancel(state_.device);
     // The server may delay its response until a block arrives: the release makes it respond now.
-    if (part.phase == LoadPart::Phase::kAsking && part.coming_until) cleanup_.release(part.pin);
+    const bool waits = part.coming_until || job.is_following();
+    if (part.phase == LoadPart::Phase::kAsking && waits) cleanup_.release(part.pin);
   }
 }
 
@@ -332,6 +468,7 @@ void Loads::end(bool lost) {
   std::vector<PartId> unanswered;
   for (auto& [ticket, job] : state_.loads) {
     job.connection_lost = lost;
+    job.is_ending = true;
     for (std::size_t i = 0; i < job.parts.size(); ++i) {
       if (job.parts[i].phase == LoadPart::Phase::kAsking) unanswered.push_back({ticket, i});
     }

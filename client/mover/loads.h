@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/direct/next_piece.h"
 #include "client/link.h"
 #include "client/loop.h"
 #include "client/mover/cleanup_calls.h"
@@ -60,15 +61,31 @@ class Loads {
   /// Opens the next piece: the blocks that have arrived by now, or that arrive first.
   void open(const PartId& id);
   void on_opened(const PartId& id, Result<Opened>&& opened);
+  /// Whether the part still waits for a response.
+  [[nodiscard]] bool is_asking(const PartId& id);
+  /// The same two steps for a load that follows its prefill.
+  void open_next(const PartId& id);
+  void on_next(const PartId& id, Result<NextPiece>&& piece);
+  void submit_direct(const PartId& id, std::span<const PageCopies::Page> pages, NextPiece&& piece);
+  /// The piece cannot be read from the other engine: goes on with one from the pool.
+  void skip_direct(const PartId& id, const Error& why);
+  /// Opens the next piece of such a load, under a pin of its own, unless the load is over.
+  void go_on_following(const PartId& id);
   /// The pages in the opened slots; no value if the response is inconsistent or a slot is beyond
   /// the pool.
   [[nodiscard]] std::optional<std::vector<PageCopies::Page>> place(const LoadPart& part,
                                                                    const Opened& opened) const;
+  /// The same for such a load: the piece is in the pool, or its pages are blocks of its source.
+  [[nodiscard]] std::optional<std::vector<PageCopies::Page>> place(const LoadPart& part,
+                                                                   const NextPiece& piece) const;
+  /// Ends a part, and the connection, after a response that is inconsistent.
+  void drop(const PartId& id, Error why);
   /// Opens again, or ends the part, after a response without blocks.
   void wait_for_coming(const PartId& id, const Opened& opened);
   /// Ends a part whose remaining blocks would be computed sooner than they arrive.
   void cut(const PartId& id, LoadPace::Cut why);
-  void submit(const PartId& id, std::span<const PageCopies::Page> pages);
+  /// `peer`: the device's name for the engine that the piece is read from; 0: the pool.
+  void submit(const PartId& id, std::span<const PageCopies::Page> pages, std::uint64_t peer = 0);
   /// Starts the deadline of the copies of the current piece.
   void start_deadline(const PartId& id);
   /// Offers the load for early completion if the device gets or has the last piece of every part
@@ -76,6 +93,9 @@ class Loads {
   void note_copying(std::uint64_t ticket, const LoadJob& job);
   /// The last batch of the piece has completed. `followed`: the load was completed early.
   void on_all_copied(const PartId& id, bool followed);
+  /// Ends a piece that was read from another engine, after its last copy. Returns how many of its
+  /// pages are good; the next piece comes from the pool if not all are.
+  std::size_t end_direct(LoadJob& job, LoadPart& part);
   /// Subtracts the piece from `bytes_queued_`, and adds its time on the device to the job's.
   void count_copied(LoadJob& job, LoadPart& part);
   /// The indexes, in the piece, of pages that differ from the saved pages.

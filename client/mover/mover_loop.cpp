@@ -39,6 +39,31 @@ std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
   return kinds;
 }
 
+OfferedMemory offered_memory(const MoverOptions& options, const KindTable& kinds,
+                             const Guards& guards) {
+  const PageLayout& layout = kinds.layouts().front();
+  OfferedMemory memory{.group = options.direct_group,
+                       .blocks = layout.block_count(),
+                       .segments = {},
+                       .guards = guards.count()};
+  for (const Segment& segment : layout.segments()) {
+    memory.segments.push_back({.base = reinterpret_cast<std::uintptr_t>(segment.base),
+                               .stride = segment.block_stride_bytes,
+                               .bytes = segment.size_bytes});
+  }
+  return memory;
+}
+
+/// Carries the memfd of this process's guards.
+class GuardsImpl final : public wire::Guards::Server {
+ public:
+  explicit GuardsImpl(int fd) : fd_(fd) {}
+  kj::Maybe<int> getFd() override { return fd_; }
+
+ private:
+  const int fd_;
+};
+
 }  // namespace
 
 struct MoverLoop::Registered {
@@ -105,28 +130,45 @@ Result<void> MoverLoop::may_register() const {
               state_.board.get().server_build);
 }
 
+Registration MoverLoop::registration() const {
+  const MoverOptions& options = state_.options;
+  const KindTable& kinds = state_.kinds;
+  const bool is_direct = state_.guards != nullptr && link_.server_has(kFeatureDirect);
+  return {.instance = options.link.instance,
+          .rank = options.rank,
+          .ranks = options.ranks,
+          .shard = options.shard.value_or(options.rank),
+          .shards = options.shards.value_or(options.ranks),
+          .node = options.numa_node,
+          .factors = options.factors,
+          .page_bytes = kinds.has_kinds() ? 0 : kinds[0].page_bytes,
+          .block_count = kinds.block_count(),
+          .kinds = registered_kinds(kinds),
+          .unit_tokens = kinds.unit_tokens(),
+          .alignment_tokens = kinds.alignment_tokens(),
+          .cells = options.cells,
+          .direct = is_direct ? std::optional(offered_memory(options, kinds, *state_.guards))
+                              : std::nullopt};
+}
+
 kj::Promise<Result<void>> MoverLoop::register_rank() {
   if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
-  const MoverOptions& options = state_.options;
-  write_registration({.instance = options.link.instance,
-                      .rank = options.rank,
-                      .ranks = options.ranks,
-                      .shard = options.shard.value_or(options.rank),
-                      .shards = options.shards.value_or(options.ranks),
-                      .node = options.numa_node,
-                      .factors = options.factors,
-                      .page_bytes = state_.kinds.has_kinds() ? 0 : state_.kinds[0].page_bytes,
-                      .block_count = state_.kinds.block_count(),
-                      .kinds = registered_kinds(state_.kinds),
-                      .unit_tokens = state_.kinds.unit_tokens(),
-                      .alignment_tokens = state_.kinds.alignment_tokens(),
-                      .cells = options.cells},
-                     request);
+  const Registration sent = registration();
+  write_registration(sent, request);
+  if (sent.direct) {
+    request.getDirect().setGuards(kj::heap<GuardsImpl>(state_.guards->fd()));
+  } else if (state_.guards != nullptr) {
+    kLog.info(
+        "the server does not support direct reads, blocks are loaded once they are saved "
+        "instance={} server=\"{}\"",
+        state_.options.link.instance, state_.board.get().server_build);
+  }
   return link_
-      .call(kj::mv(request), options.link.connect_deadline, "register",
+      .call(kj::mv(request), state_.options.link.connect_deadline, "register",
             [](auto& answer) { return Registered::read(answer); })
-      .then([this](Result<Registered>&& registered) -> kj::Promise<Result<void>> {
+      .then([this, is_direct = sent.direct.has_value()](
+                Result<Registered>&& registered) -> kj::Promise<Result<void>> {
         if (!registered && registered.error().code == Errc::kBusy) {
           // Too much memory waits for processes to end: registers again on this connection.
           link_.waits_for(to_string(registered.error()));
@@ -140,6 +182,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
           return Result<void>(fail(Errc::kRefused, "pages of {} bytes in a pool of {}",
                                    state_.kinds.largest_page(), state_.pool_bytes));
         }
+        state_.is_direct = is_direct;
         state_.board.set_namespace(std::move(registered->namespace_hash));
         return on_registered(kj::mv(*registered));
       });
@@ -280,6 +323,7 @@ kj::Promise<void> MoverLoop::end() {
   on_end_ = kj::mv(done.fulfiller);
   ending_ = true;
   const bool lost = !link_.is_connected();
+  state_.is_direct = false;
   saves_.end(lost);
   loads_.end(lost);
   if (!lost || kept_pool_.is_none()) unmap_pool();
@@ -294,6 +338,7 @@ void MoverLoop::end_if_quiet() {
     unmap_when_late();
   }
   if (pool_ != Pool::kUnmapped && pool_ != Pool::kKept) return;
+  state_.sources.clear();
   ending_ = false;
   on_end_->fulfill();
 }

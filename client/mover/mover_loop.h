@@ -9,6 +9,7 @@
 
 #include "base/id128.h"
 #include "base/os/unique_fd.h"
+#include "capnp/wire/codec.h"
 #include "client/link.h"
 #include "client/loop.h"
 #include "client/mover/cleanup_calls.h"
@@ -47,6 +48,7 @@ class MoverLoop final : private Link::Role {
   kj::Promise<void> end() override;
 
   kj::Promise<Result<void>> register_rank();
+  [[nodiscard]] Registration registration() const;
   /// Errors: kRefused when the server does not implement what the engine's kinds need.
   [[nodiscard]] Result<void> may_register() const;
   kj::Promise<Result<void>> on_registered(Registered&& registered);

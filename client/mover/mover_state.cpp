@@ -30,6 +30,7 @@ void MoverState::report(const LoadJob& job) {
         .id = job.id,
         .blocks = good,
         .bytes = job.bytes,
+        .direct_bytes = job.direct_bytes,
         .took = clock.now() - job.accepted,
         .copying = job.copying,
         .cut =

@@ -3,6 +3,7 @@
 /// The state that a Mover's parts share: the mailboxes between its threads, and the jobs in flight.
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -11,6 +12,8 @@
 
 #include "base/clock.h"
 #include "base/os/mailbox.h"
+#include "client/direct/guards.h"
+#include "client/direct/sources.h"
 #include "client/mover/copying_loads.h"
 #include "client/mover/jobs.h"
 #include "client/mover/kind_table.h"
@@ -40,13 +43,16 @@ struct MoverEvent {
 /// engine takes its report. So the mailboxes always have room for its completions (one for each
 /// member that it copies) and its report.
 struct MoverState {
-  MoverState(const MoverOptions& chosen, KindTable of_engine, Device& its_device)
+  MoverState(const MoverOptions& chosen, KindTable of_engine, std::unique_ptr<Guards> its_guards,
+             Device& its_device)
       : options(chosen),
         kinds(std::move(of_engine)),
         device(its_device),
         commands(2 * chosen.max_jobs + 16),
         events((kinds.layouts().size() + 1) * chosen.max_jobs + 16),
-        finished(chosen.max_jobs) {}
+        finished(chosen.max_jobs),
+        guards(std::move(its_guards)),
+        sources(its_device) {}
 
   const MoverOptions options;
   const KindTable kinds;
@@ -57,6 +63,8 @@ struct MoverState {
   Mailbox<MoverEvent> events;
   Mailbox<FinishedJob> finished;
   CopyingLoads copying;
+  /// Whether the server lets engines of the direct group read each other's memory.
+  std::atomic<bool> is_direct{false};
 
   // Bound to the mover's thread. (The helper thread writes `mapping` while the mover's thread does
   // not use it.)
@@ -65,6 +73,8 @@ struct MoverState {
   std::unordered_map<std::uint64_t, SaveJob> saves;
   std::unordered_map<std::uint64_t, LoadJob> loads;
   Batches batches;
+  const std::unique_ptr<Guards> guards;  ///< Only with a direct group.
+  Sources sources;
   std::uint64_t pool_bytes = 0;  ///< The size of the server's pool; known once registered.
   PoolMapping mapping;
 

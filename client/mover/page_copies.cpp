@@ -30,11 +30,12 @@ PageCopies::PageCopies(const KindPages& kind, std::span<const std::uint32_t> blo
   }
 }
 
-void PageCopies::submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches) {
+void PageCopies::submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches,
+                        std::uint64_t peer) {
   for (owner.member = 0; owner.member < parts_.size(); ++owner.member) {
     Part& part = parts_[owner.member];
-    Result<void> accepted =
-        device.submit({part.ticket, owner.direction, after, std::move(part.copies), part.layout});
+    Result<void> accepted = device.submit(
+        {part.ticket, owner.direction, after, std::move(part.copies), part.layout, peer});
     if (!accepted) return fail_with(std::move(accepted.error()), device);
     part.in_flight = true;
     ++in_flight_;

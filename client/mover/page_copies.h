@@ -32,7 +32,7 @@ class PageCopies {
  public:
   struct Page {
     std::size_t place = 0;          ///< Its first block is blocks[place x blocks_per_key()].
-    std::uint64_t pool_offset = 0;  ///< Where the page of the kind begins.
+    std::uint64_t pool_offset = 0;  ///< Where the page of the kind begins, or a peer's block.
     bool checksum = false;
   };
 
@@ -44,8 +44,10 @@ class PageCopies {
              std::span<const Page> pages, std::uint64_t ticket, std::uint64_t& last_ticket);
 
   /// Hands the batches to the device, and enters them in `batches`, up to the first that the device
-  /// rejects; its error is then error(). `owner` is that of the first member.
-  void submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches);
+  /// rejects; its error is then error(). `owner` is that of the first member. `peer`: the device's
+  /// name for the engine in whose memory the pages are; 0: they are in the pool.
+  void submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches,
+              std::uint64_t peer = 0);
   /// Cancels the batches that are in flight.
   void cancel(Device& device) const;
   /// Takes the completion of a member's batch. Stops on one that does not fit it.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/log.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/room_time.h"
 #include "client/mover/read_slots.h"
@@ -11,8 +12,13 @@
 namespace pegaflow {
 namespace {
 
+constexpr Log kLog{"mover"};
+
 /// The server's value for a key that is to be skipped.
 constexpr std::uint32_t kNoFrame = 0xFFFFFFFF;
+
+/// The server's limit for the readers of a job that has ended.
+constexpr Duration kReadsEnd = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -27,13 +33,22 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
     job.skipped = job.keys.size();
     return finish(ticket, 0, std::nullopt);
   }
-  auto request = link_.session().reserveRequest(capnp::MessageSize{
-      keys_words(job.keys.size(), BlockKey::kMaxBytes) + job.depths.size() / 8 + 33, 0});
+  auto request = link_.session().reserveRequest(
+      capnp::MessageSize{keys_words(job.keys.size(), BlockKey::kMaxBytes) + job.depths.size() / 8 +
+                             job.blocks.size() / 2 + 36,
+                         0});
   write_job(job.job, request.initJob());
   write_keys(job.keys, BlockKey::kMaxBytes, request.initKeys());
   request.setKind(static_cast<std::uint8_t>(job.kind));
   request.setMayRefuse(job.may_refuse);
   if (!job.depths.empty()) request.setDepths({job.depths.data(), job.depths.size()});
+  if (is_offered(job)) job.guard = state_.guards->open();
+  if (job.guard) {
+    write_numbers<std::uint32_t>(job.blocks,
+                                 request.initBlocks(static_cast<unsigned>(job.blocks.size())));
+    request.setGuard(job.guard->place);
+    request.setGuardValue(job.guard->value);
+  }
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);
   tasks_.add(link_
@@ -42,6 +57,12 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
                  .then([this, ticket](Result<std::vector<std::uint32_t>>&& slots) {
                    on_slots(ticket, std::move(slots));
                  }));
+}
+
+bool Saves::is_offered(const SaveJob& job) const {
+  // Blocks whose save may be refused are wanted by no other engine. After an event the blocks'
+  // content is not final yet.
+  return state_.is_direct && !job.may_refuse && job.after == Device::Event::kNow;
 }
 
 void Saves::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots) {
@@ -135,20 +156,47 @@ void Saves::publish(std::uint64_t ticket, SaveJob& job) {
                  .call(kj::mv(request), state_.options.link.open_deadline, "publish",
                        [](auto& answer) { return read_done(answer); })
                  .then([this, ticket, pages](Result<void>&& done) {
-                   if (!state_.saves.contains(ticket)) return;  // It ended with its connection.
-                   if (done) return finish(ticket, pages, std::nullopt);
-                   finish(ticket, 0, std::move(done.error()));
+                   const auto found = state_.saves.find(ticket);
+                   if (found == state_.saves.end()) return;  // It ended with its connection.
+                   if (!done) return finish(ticket, 0, std::move(done.error()));
+                   if (found->second.guard && !found->second.is_ending) {
+                     return await_reads(ticket, found->second);
+                   }
+                   finish(ticket, pages, std::nullopt);
+                 }));
+}
+
+void Saves::await_reads(std::uint64_t ticket, SaveJob& job) {
+  job.phase = SaveJob::Phase::kReleasing;
+  auto request = link_.session().awaitReadsRequest();
+  write_job(job.job, request.initJob());
+  const std::size_t pages = job.copies.pages();
+  tasks_.add(link_
+                 .call(kj::mv(request), kReadsEnd + state_.options.link.open_deadline,
+                       "await_reads", [](auto& answer) { return read_done(answer); })
+                 .then([this, ticket, pages](Result<void>&& done) {
+                   if (!done) {
+                     kLog.debug("await_reads failed error=\"{}\"", to_string(done.error()));
+                   }
+                   // In each case: an engine that still reads finds the guard closed.
+                   if (state_.saves.contains(ticket)) finish(ticket, pages, std::nullopt);
                  }));
 }
 
 void Saves::end(bool lost) {
   std::vector<std::uint64_t> unanswered;
+  std::vector<std::uint64_t> sealed;
   for (auto& [ticket, job] : state_.saves) {
     job.connection_lost = lost;
+    job.is_ending = true;
+    if (job.phase == SaveJob::Phase::kReleasing) sealed.push_back(ticket);
     if (job.phase == SaveJob::Phase::kAsking ||
         (lost && job.phase == SaveJob::Phase::kPublishing)) {
       unanswered.push_back(ticket);
     }
+  }
+  for (const std::uint64_t ticket : sealed) {
+    finish(ticket, state_.saves.at(ticket).copies.pages(), std::nullopt);
   }
   for (const std::uint64_t ticket : unanswered) {
     if (!lost) cleanup_.abandon(state_.saves.at(ticket).job);
@@ -159,6 +207,9 @@ void Saves::end(bool lost) {
 void Saves::finish(std::uint64_t ticket, std::size_t sealed_blocks, std::optional<Error> error) {
   const auto node = state_.saves.extract(ticket);
   PEGA_ASSERT(!node.empty(), "save {} ended twice", ticket);
+  // Before the report: from then on the engine may overwrite the blocks.
+  const std::optional<Guard>& guard = node.mapped().guard;
+  if (guard && !state_.options.mistakes.keeps_guards) state_.guards->close(*guard);
   state_.report(node.mapped(), sealed_blocks, std::move(error));
   on_end_();
 }

@@ -32,9 +32,9 @@ class Saves {
   /// The device completed a batch: after the last of the job, publishes its pages or reports the
   /// failure.
   void on_copied(const BatchOwner& owner, Device::Completion&& completion);
-  /// Ends the jobs that wait for a response of the server; jobs that are being copied end with
-  /// their copies. `lost`: the connection is gone. Otherwise, jobs that are being published end
-  /// with the response.
+  /// Ends the jobs that wait for a response of the server, or for other engines; jobs that are
+  /// being copied end with their copies. `lost`: the connection is gone. Otherwise, jobs that are
+  /// being published end with the response.
   void end(bool lost);
 
  private:
@@ -48,7 +48,11 @@ class Saves {
   /// The last batch of the job has completed.
   void on_all_copied(std::uint64_t ticket, SaveJob& job);
   void publish(std::uint64_t ticket, SaveJob& job);
-  /// Removes the job from the table and reports it.
+  /// The job is sealed: waits until no other engine reads its blocks, then ends it.
+  void await_reads(std::uint64_t ticket, SaveJob& job);
+  /// Whether other engines may read the job's blocks from now on.
+  [[nodiscard]] bool is_offered(const SaveJob& job) const;
+  /// Closes the job's guard, removes the job from the table and reports it.
   void finish(std::uint64_t ticket, std::size_t sealed_blocks, std::optional<Error> error);
 
   MoverState& state_;

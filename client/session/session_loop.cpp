@@ -166,14 +166,17 @@ void SessionLoop::lookup(SessionCommand&& command) {
                        [asked](auto& answer) -> Result<QuestionTable::Outcome> {
                          const std::size_t here = answer.getSealed();
                          const std::size_t elsewhere = answer.getReachable();
-                         if (here > asked || elsewhere > asked - here) {
-                           return fail(Errc::kInternal, "{} and {} of {} keys are sealed", here,
-                                       elsewhere, asked);
+                         const std::size_t offered = answer.getOffered();
+                         if (here > asked || elsewhere > asked - here || offered > asked - here) {
+                           return fail(Errc::kInternal,
+                                       "{} of {} keys are sealed, {} at another node, {} offered",
+                                       here, asked, elsewhere, offered);
                          }
                          return QuestionTable::Outcome{.answer = {.blocks = here + elsewhere,
                                                                   .complete = answer.getComplete(),
                                                                   .token = Id128{},
-                                                                  .coming = elsewhere}};
+                                                                  .coming = elsewhere,
+                                                                  .offered = offered}};
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));
@@ -291,9 +294,18 @@ void SessionLoop::await_job(SessionCommand&& command) {
                                         fail(Errc::kRefused, "await_job: the server is too old")));
     return;
   }
+  if (command.begun && !link_.server_has(kFeatureDirect)) {
+    static_cast<void>(questions_.answer(
+        command.ticket,
+        fail(Errc::kRefused,
+             "await_job: the server ({}) does not report the beginning of jobs: upgrade the server",
+             board_.get().server_build)));
+    return;
+  }
   auto request = link_.session().awaitJobRequest();
   write_id(command.server, request.initServer());
   write_job(command.job, request.initJob());
+  request.setBegun(command.begun);
   request.setPatienceMs(static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(command.deadline).count()));
   // The server responds within that time; beyond it the deadline of any other question applies.

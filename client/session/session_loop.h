@@ -41,6 +41,7 @@ struct SessionCommand {
   std::uint64_t position = 0;
   Id128 server{};  ///< The server of the job.
   JobId job{};
+  bool begun = false;              ///< Awaits the beginning of the job, not its end.
   std::uint64_t session = 0;       ///< With a chain: the name of the request's session,
   std::uint32_t block_tokens = 0;  ///< and the tokens of a block.
 };

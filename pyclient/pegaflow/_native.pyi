@@ -88,11 +88,15 @@ class CacheSession:
         the time in which the engine computes what it does not load; 0: unknown. ``nodes`` and
         ``no_nodes`` are those of lookup().
         """
-    def take(self, ticket: int, patience_s: float = 0.0) -> tuple[int, bool, bytes, int] | None:
-        """(blocks, complete, token, coming) or None: not yet.
+    def take(
+        self, ticket: int, patience_s: float = 0.0
+    ) -> tuple[int, bool, bytes, int, int] | None:
+        """(blocks, complete, token, coming, offered) or None: not yet.
 
         The token is empty without a claim. The last ``coming`` of the blocks are at another node: a
         load waits for them, and some may not arrive. With several kinds, ``blocks`` are units.
+        ``offered``, for a lookup: the number of blocks after those of this node that
+        Mover.load_following() would read out of another engine's memory.
 
         Raises:
             Timeout, PeerLost: There was no response.
@@ -150,8 +154,19 @@ class CacheSession:
         Those of the first kind of rule prefix, from the first on, at most MAX_KEYS. Does not wait.
         The id itself is not sent.
         """
-    def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
-        """Waits for the end of another engine's job and of those before it."""
+    def await_job(
+        self,
+        server: bytes,
+        scheduler: bytes,
+        number: int,
+        patience_s: float,
+        begun: bool = False,
+    ) -> int:
+        """Waits for the end of another engine's job and of those before it.
+
+        ``begun``: only until all ranks of that engine have begun the job, so that lookups see what
+        it offers. take_wait() then raises Refused if the server does not support direct reads.
+        """
     def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
         """Whether they have ended; raises as take(), and Busy, Refused or Gone if that is unknown.
 
@@ -189,6 +204,7 @@ class Finished:
     blocks: int  # Saved or loaded; a block of a kind with several members counts once.
     skipped: int  # Of a save.
     bytes: int  # Copied.
+    direct_bytes: int  # Those of them that came out of another engine's memory.
     took_s: float
     copying_s: float  # Of a load: time on the device.
     cut: str  # Why computing would have been faster than the load: "stuck", "slow" or "".
@@ -260,6 +276,8 @@ class Mover:
     ``cells``: if engines of other tensor-parallel sizes share the blocks, the number of consecutive
     shards that this rank holds, from ``shard`` on; ``segments`` are then those of the first cell,
     followed by equally many of each other one. 0: only engines of the same size have its shard.
+    ``direct_group``: engines of this host that name the same group read each other's blocks while
+    they are saved; "": none does. Not together with ``cells``.
     """
 
     def __init__(
@@ -279,6 +297,7 @@ class Mover:
         cells: int = 0,
         saves: bool = True,
         numa_node: int = -1,
+        direct_group: str = "",
         **options: Any,
     ) -> None: ...
     @staticmethod
@@ -383,6 +402,20 @@ class Mover:
         Raises:
             InvalidArgument: Blocks that are not claimed, a second range of a kind, or blocks that
                 do not fit their count.
+            PeerLost, Busy: As save().
+        """
+    def load_following(
+        self, load: int, keys: bytes, key_bytes: int, blocks: Sequence[int], patience_s: float
+    ) -> None:
+        """Loads blocks by their keys, those of a part of a prompt in its order.
+
+        Loads those that the cache has, and those that another engine of the direct group is
+        saving, as soon as it has computed them. Waits at most ``patience_s`` in all; the blocks
+        that neither has by then have failed. The load is never returned by follow().
+
+        Raises:
+            InvalidArgument: No key, or blocks that do not fit the keys.
+            Refused: There is no direct group, or the server does not support direct reads.
             PeerLost, Busy: As save().
         """
     def cancel_load(self, load: int) -> None: ...

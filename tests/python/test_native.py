@@ -84,6 +84,63 @@ def ready(link):
     raise AssertionError(link.status())
 
 
+def test_a_load_follows_saves_by_the_keys_of_its_blocks(memory, tmp_path):
+    with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
+        name = _native.random_id()
+        session = _native.CacheSession(str(server.socket), "engine", scheduler=name, **PATIENT)
+        device = _native.HostDevice()
+
+        def made(instance, group):
+            return _native.Mover(
+                str(server.socket),
+                instance,
+                device,
+                memory.segments,
+                BLOCKS,
+                [("model", "m")],
+                direct_group=group,
+                load_patience=float(HANG_S),
+                **PATIENT,
+            )
+
+        mover = made("engine", "pd")
+        ready(session)
+        ready(mover)
+        for block in range(4):
+            memory.fill(block, 1 + block)
+        keys = b"".join(bytes([n]) * 16 for n in range(1, 7))
+        node = bytes.fromhex(session.status()["server"])
+        begun = session.await_job(node, name, 1, 10.0, begun=True)
+
+        mover.load_following(5, keys[: 4 * 16], 16, range(8, 12), float(HANG_S))
+        mover.save(name, 1, keys[: 4 * 16], 16, range(4))
+
+        reports = {}
+        while len(reports) < 2:
+            select.select([mover.finished_fd()], [], [], HANG_S)
+            reports |= {report.kind: report for report in mover.take_finished()}
+        assert session.take_wait(begun, HANG_S)
+        assert (reports["load"].id, reports["load"].blocks, reports["load"].error) == (5, 4, None)
+        assert reports["load"].direct_bytes == 0  # an engine does not read its own memory
+        assert all(memory.holds(8 + block, 1 + block) for block in range(4))
+        assert session.take(session.lookup(keys, 16), HANG_S) == (4, True, b"", 0, 0)
+
+        mover.load_following(6, keys, 16, range(8, 14), 0.01)
+        late = next_report(mover)
+        assert (late.blocks, late.error_code, late.failed_blocks) == (4, "timeout", [12, 13])
+        with pytest.raises(_native.InvalidArgument):
+            mover.load_following(7, keys, 16, range(3), 1.0)
+        mover.close()
+        with pytest.raises(_native.InvalidArgument):
+            made("other", "g" * 65)
+        alone = made("other", "")
+        ready(alone)
+        with pytest.raises(_native.Refused):
+            alone.load_following(8, keys, 16, range(6), 1.0)
+        alone.close()
+        session.close()
+
+
 @pytest.mark.parametrize("kind", ["list", "tuple", "I", "i", "q", "Q", "memoryview"])
 def test_blocks_are_loaded_however_their_numbers_are_passed(kind, memory, tmp_path):
     def blocks(first):
@@ -120,8 +177,8 @@ def test_blocks_are_loaded_however_their_numbers_are_passed(kind, memory, tmp_pa
         assert (saved.error, saved.error_code, saved.failed_blocks) == (None, None, [])
         assert saved.took_s > 0
 
-        assert session.take(session.lookup(keys, 16), HANG_S) == (8, True, b"", 0)
-        blocks_found, complete, token, coming = session.take(session.claim(keys, 16), HANG_S)
+        assert session.take(session.lookup(keys, 16), HANG_S) == (8, True, b"", 0, 0)
+        blocks_found, complete, token, coming, _ = session.take(session.claim(keys, 16), HANG_S)
         assert (blocks_found, complete, len(token), coming) == (8, True, 16, 0)
         mover.load(9, token, 0, blocks(16))
         assert next_report(mover).blocks == 8

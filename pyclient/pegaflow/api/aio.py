@@ -104,7 +104,7 @@ class AsyncCache(CacheBase):
             return Loaded()
         token = b""
         try:
-            found, _, token, _ = await self._answer(self._session.claim(*packed))
+            found, _, token, *_ = await self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
             job = self._start_load(token, listed[:found])

@@ -113,7 +113,7 @@ class Cache(CacheBase):
             return Loaded()
         token = b""
         try:
-            found, _, token, _ = self._answer(self._session.claim(*packed))
+            found, _, token, *_ = self._answer(self._session.claim(*packed))
             if not found:
                 return Loaded()
             done = self._reports.wait(self._start_load(token, listed[:found]))

@@ -145,7 +145,7 @@ class Pages:
             self._missed(hashes)
             return [False] * len(hashes)
         answer = self._ask(lambda: self._session.claim(keys, KEY_BYTES), self._session.take)
-        found, _, token, _ = answer or (0, False, b"", 0)
+        found, _, token, *_ = answer or (0, False, b"")
         try:
             if not found:
                 return [False] * len(hashes)

@@ -175,7 +175,7 @@ class Lookups:
         if answer is None:
             self._session.forget(ticket)  # the claim's answer follows it and replaces it
             return None
-        blocks, complete, _, elsewhere = answer
+        blocks, complete, _, elsewhere, *_ = answer
         # What another node has is saved here once it was loaded, or computed.
         state.progress.found(blocks - elsewhere)
         return blocks, complete

@@ -1,0 +1,127 @@
+#include "client/direct/next_piece.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fcntl.h>
+
+#include "base/os/unique_fd.h"
+#include "capnp/wire/codec.h"
+#include "transport/device.h"
+
+namespace pegaflow {
+namespace {
+
+/// The memory of an engine that the worker does not have yet.
+struct NewSource {
+  OfferedMemory memory;
+  wire::Guards::Client guards;
+  wire::ProcessHandle::Client process;
+};
+
+struct Answer {
+  NextPiece piece;
+  kj::Maybe<kj::Own<NewSource>> added;
+};
+
+using Response = capnp::Response<wire::Session::OpenNextResults>;
+
+Result<Answer> read_answer(Response& response) {
+  Answer answer;
+  NextPiece& piece = answer.piece;
+  if (response.hasError()) {
+    Error error = read_error(response.getError());
+    piece.is_late = error.code == Errc::kTimeout;
+    if (!piece.is_late) return tl::unexpected<Error>(std::move(error));
+    return answer;
+  }
+  PEGA_TRY_LET(piece.slots, read_numbers<std::uint32_t>(response.getSlots()));
+  PEGA_TRY_LET(piece.checksums, read_numbers<std::uint64_t>(response.getChecksums()));
+  PEGA_TRY_LET(piece.blocks, read_numbers<std::uint32_t>(response.getBlocks()));
+  if (piece.blocks.empty()) return answer;
+  piece.source = response.getSource();
+  const auto guards = response.getGuards();
+  if (guards.size() > piece.blocks.size()) {
+    return fail(Errc::kInternal, "{} guards for {} blocks", guards.size(), piece.blocks.size());
+  }
+  for (const wire::Guard::Reader guard : guards) {
+    piece.guards.push_back({{guard.getPlace(), guard.getValue()}, guard.getBlocks()});
+  }
+  if (!response.hasMemory()) return answer;
+  PEGA_TRY_LET(OfferedMemory memory, read_memory(response.getMemory()));
+  answer.added = kj::heap<NewSource>(
+      NewSource{std::move(memory), response.getMemory().getGuards(), response.getProcess()});
+  return answer;
+}
+
+/// A duplicate of a capability's descriptor, which is closed with the capability; empty without
+/// one.
+template <typename Client>
+kj::Promise<UniqueFd> descriptor_of(Client& capability) {
+  return capability.getFd().then(
+      [](kj::Maybe<int> fd) {
+        KJ_IF_MAYBE (number, fd) {
+          return UniqueFd(::fcntl(*number, F_DUPFD_CLOEXEC, 0));
+        }
+        return UniqueFd();
+      },
+      [](kj::Exception&&) { return UniqueFd(); });
+}
+
+PeerMemory peer_memory(const OfferedMemory& offered) {
+  PeerMemory memory{.segments = {}, .block_count = offered.blocks};
+  for (const OfferedMemory::Segment& segment : offered.segments) {
+    // Not dereferenced. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    memory.segments.push_back(
+        {reinterpret_cast<std::byte*>(segment.base), segment.stride, segment.bytes});
+  }
+  return memory;
+}
+
+/// Takes the descriptors of a new engine and enters it.
+kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
+                                          kj::Own<NewSource>&& added) {
+  kj::Promise<UniqueFd> guards = descriptor_of(added->guards);
+  kj::Promise<UniqueFd> process = descriptor_of(added->process);
+  return guards.then([&sources, piece = std::move(piece), added = kj::mv(added),
+                      process = kj::mv(process),
+                      period = sources.period()](UniqueFd&& guard_fd) mutable {
+    return process.then([&sources, piece = std::move(piece), added = kj::mv(added), period,
+                         guard_fd = std::move(guard_fd)](UniqueFd&& pidfd) mutable {
+      if (sources.period() != period) {
+        return Result<NextPiece>(fail(Errc::kPeerLost, "open_next: the connection was lost"));
+      }
+      Result<void> has = sources.add(piece.source, peer_memory(added->memory), std::move(pidfd),
+                                     guard_fd.get(), added->memory.guards);
+      if (!has) piece.unreadable = std::move(has.error());
+      return Result<NextPiece>(std::move(piece));
+    });
+  });
+}
+
+}  // namespace
+
+kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const NextQuestion& question,
+                                        Duration deadline) {
+  const std::vector<std::uint64_t> known = sources.known();
+  auto request = link.session().openNextRequest(capnp::MessageSize{
+      keys_words(question.keys.size(), BlockKey::kMaxBytes) + known.size() + 32, 0});
+  request.setPin(question.pin);
+  write_keys(question.keys, BlockKey::kMaxBytes, request.initKeys());
+  request.setPatienceMs(static_cast<std::uint32_t>(
+      std::chrono::ceil<std::chrono::milliseconds>(question.patience).count()));
+  write_numbers(std::span(known), request.initKnown(static_cast<unsigned>(known.size())));
+  request.setPoolOnly(question.pool_only);
+  return link
+      .call(kj::mv(request), question.patience + deadline, "open_next",
+            [](auto& response) { return read_answer(response); })
+      .then([&sources](Result<Answer>&& answer) -> kj::Promise<Result<NextPiece>> {
+        if (!answer) return Result<NextPiece>(tl::unexpected<Error>(std::move(answer.error())));
+        KJ_IF_MAYBE (added, answer->added) {
+          return add_source(sources, std::move(answer->piece), kj::mv(*added));
+        }
+        return Result<NextPiece>(std::move(answer->piece));
+      });
+}
+
+}  // namespace pegaflow

@@ -1,0 +1,49 @@
+#pragma once
+/// \file
+/// The question for the next blocks of a load that follows its prefill.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/block_key.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "client/direct/sources.h"
+#include "client/link.h"
+
+namespace pegaflow {
+
+/// The answer: leading blocks of the question, either in the pool or in another engine's memory.
+struct NextPiece {
+  std::vector<std::uint32_t> slots;      ///< In the pool.
+  std::vector<std::uint64_t> checksums;  ///< Of those; empty if there are none.
+  std::uint64_t source = 0;              ///< That other engine, as Sources knows it; 0: the pool.
+  std::vector<std::uint32_t> blocks;     ///< The numbers of its blocks.
+  std::vector<BlockGuard> guards;        ///< Of those, in their order.
+  /// Neither has the first block, after all of the question's patience.
+  bool is_late = false;
+  /// Why the memory of `source` cannot be read.
+  std::optional<Error> unreadable;
+};
+
+/// What a worker wants to know with openNext.
+struct NextQuestion {
+  std::uint64_t pin = 0;
+  std::span<const BlockKey> keys;
+  Duration patience{};     ///< At most kLongestNextWait.
+  bool pool_only = false;  ///< No other engine's memory.
+};
+
+/// The server's limit.
+inline constexpr Duration kLongestNextWait = std::chrono::seconds(10);
+
+/// Asks the server, and enters an engine that it names in `sources`, which outlive the promise.
+/// `deadline` comes on top of the question's patience. After an error with kTimeout the server may
+/// still execute the call: the caller releases the pin.
+/// Errors: as Link::call(), and the server's.
+kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const NextQuestion& question,
+                                        Duration deadline);
+
+}  // namespace pegaflow

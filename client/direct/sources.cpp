@@ -1,0 +1,146 @@
+#include "client/direct/sources.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/os/pidfd.h"
+
+namespace pegaflow {
+namespace {
+
+constexpr Log kLog{"mover"};
+
+}  // namespace
+
+const Sources::Source* Sources::find(std::uint64_t source) const {
+  const auto found = std::ranges::find(sources_, source, &Source::id);
+  return found == sources_.end() ? nullptr : &*found;
+}
+
+Sources::Source* Sources::find(std::uint64_t source) {
+  return const_cast<Source*>(std::as_const(*this).find(source));
+}
+
+std::vector<std::uint64_t> Sources::known() {
+  for (auto source = sources_.begin(); source != sources_.end();) {
+    if (source->reads == 0 && has_process_ended(source->process.get())) {
+      if (source->peer != 0) device_.remove_peer(source->peer);
+      source = sources_.erase(source);
+    } else {
+      ++source;
+    }
+  }
+  std::vector<std::uint64_t> names;
+  names.reserve(sources_.size());
+  for (const Source& source : sources_) names.push_back(source.id);
+  return names;
+}
+
+Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
+                          std::uint32_t guard_count) {
+  if (knows(source)) return {};
+  if (has_process_ended(process.get()))
+    return fail(Errc::kGone, "the process of engine {} has ended", source);
+  PEGA_TRY(make_room());
+  Result<PeerGuards> mapped = PeerGuards::map(guards, guard_count);
+  if (!mapped) {
+    Error error{Errc::kRefused, std::move(mapped.error().detail)};
+    add_unreadable(source, std::move(process), error);
+    return tl::unexpected<Error>(std::move(error));
+  }
+  const std::uint64_t peer = ++last_peer_;
+  memory.process = process.get();
+  if (Result<void> added = device_.add_peer(peer, memory); !added) {
+    if (added.error().code == Errc::kRefused) {
+      add_unreadable(source, std::move(process), added.error());
+    }
+    return added;
+  }
+  Source& entry = sources_.emplace_back();
+  entry.id = source;
+  entry.peer = peer;
+  entry.block_count = memory.block_count;
+  entry.process = std::move(process);
+  entry.guards = std::move(*mapped);
+  return {};
+}
+
+void Sources::add_unreadable(std::uint64_t source, UniqueFd process, const Error& why) {
+  Source& entry = sources_.emplace_back();
+  entry.id = source;
+  entry.process = std::move(process);
+  refuse(source, why);
+}
+
+Result<void> Sources::make_room() {
+  if (sources_.size() < kMost) return {};
+  const auto oldest = std::ranges::find(sources_, std::size_t{0}, &Source::reads);
+  if (oldest == sources_.end()) {
+    return fail(Errc::kBusy, "the memory of {} engines is being read", kMost);
+  }
+  if (oldest->peer != 0) device_.remove_peer(oldest->peer);
+  sources_.erase(oldest);
+  return {};
+}
+
+Result<std::uint64_t> Sources::begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
+                                     std::span<const BlockGuard> guards) {
+  const auto found = std::ranges::find(sources_, source, &Source::id);
+  if (found == sources_.end()) return fail(Errc::kGone, "engine {} is not known", source);
+  if (found->is_unreadable) {
+    return fail(Errc::kRefused, "the memory of engine {} cannot be read", source);
+  }
+  std::uint64_t guarded = 0;
+  for (const BlockGuard& one : guards) {
+    guarded += one.blocks;
+    if (one.blocks == 0 || one.guard.place >= found->guards.count() || one.guard.value == 0) {
+      return fail(Errc::kInternal, "guard {} of {} with value {} for {} blocks", one.guard.place,
+                  found->guards.count(), one.guard.value, one.blocks);
+    }
+  }
+  const bool exist =
+      std::ranges::all_of(blocks, [&](std::uint32_t block) { return block < found->block_count; });
+  if (!exist || guarded != blocks.size()) {
+    return fail(Errc::kInternal, "{} blocks under guards of {}, or one beyond the {} of its engine",
+                blocks.size(), guarded, found->block_count);
+  }
+  ++found->reads;
+  std::rotate(found, found + 1, sources_.end());
+  return sources_.back().peer;
+}
+
+std::size_t Sources::end(std::uint64_t source, std::span<const BlockGuard> guards) {
+  Source* const found = find(source);
+  PEGA_ASSERT(found != nullptr && found->reads != 0, "engine {} is not being read", source);
+  --found->reads;
+  std::size_t good = 0;
+  for (const BlockGuard& one : guards) {
+    if (!found->guards.is_open(one.guard)) break;
+    good += one.blocks;
+  }
+  // The end of a process closes no guard. After the looks at them: one that ended before them is
+  // found here.
+  return has_process_ended(found->process.get()) ? 0 : good;
+}
+
+void Sources::refuse(std::uint64_t source, const Error& why) {
+  Source* const found = find(source);
+  if (found == nullptr || found->is_unreadable) return;
+  found->is_unreadable = true;
+  kLog.warn(
+      "the memory of another engine of the direct group cannot be read, its blocks are loaded "
+      "once they are saved engine={} error=\"{}\"",
+      source, to_string(why));
+}
+
+void Sources::clear() {
+  for (const Source& source : sources_) {
+    if (source.peer != 0) device_.remove_peer(source.peer);
+  }
+  sources_.clear();
+  ++period_;
+}
+
+}  // namespace pegaflow

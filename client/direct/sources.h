@@ -1,0 +1,87 @@
+#pragma once
+/// \file
+/// Other engines of this host whose memory a mover reads.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "base/os/unique_fd.h"
+#include "client/direct/guards.h"
+#include "transport/device.h"
+
+namespace pegaflow {
+
+/// A guard of consecutive blocks.
+struct BlockGuard {
+  Guard guard;
+  std::uint32_t blocks = 0;
+};
+
+/// The engines that the server has named: their memory at the device, their guards and their
+/// pidfds. An engine whose memory the device cannot read is remembered as such.
+///
+/// Thread-bound. At its limit it forgets the engine that was not read for the longest time.
+class Sources {
+ public:
+  static constexpr std::size_t kMost = 64;
+
+  /// `device` outlives it.
+  explicit Sources(Device& device) : device_(device) {}
+  /// Calls clear().
+  ~Sources() { clear(); }
+  Sources(const Sources&) = delete;
+  Sources& operator=(const Sources&) = delete;
+
+  /// The names of the engines that it has, after it has forgotten those that have ended.
+  [[nodiscard]] std::vector<std::uint64_t> known();
+  [[nodiscard]] bool knows(std::uint64_t source) const { return find(source) != nullptr; }
+
+  /// Adds an engine. `memory.process` is ignored; an engine that it has already stays as it is.
+  /// Errors: kRefused when its memory or its guards cannot be used, and then it is remembered as
+  /// unreadable; kGone when its process has ended or the device is not attached; kBusy when kMost
+  /// engines are being read.
+  Result<void> add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
+                   std::uint32_t guard_count);
+
+  /// Begins to read `blocks` of an engine under `guards`, and returns its name at the device.
+  /// Errors: kGone for an unknown engine, kRefused for an unreadable one, kInternal when the guards
+  /// do not cover the blocks or a block or a guard does not exist.
+  Result<std::uint64_t> begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
+                              std::span<const BlockGuard> guards);
+  /// Ends it after the last copy. Returns how many of the leading blocks have had their content all
+  /// the time.
+  std::size_t end(std::uint64_t source, std::span<const BlockGuard> guards);
+  /// The device has found that it cannot read the engine's memory.
+  void refuse(std::uint64_t source, const Error& why);
+
+  /// Forgets all engines, at the end of a connection: another server has other names for them. No
+  /// batch that reads one of them is in flight.
+  void clear();
+  /// The number of calls of clear(): an engine belongs to the period in which it was named.
+  [[nodiscard]] std::uint64_t period() const noexcept { return period_; }
+
+ private:
+  struct Source {
+    std::uint64_t id = 0;    ///< The server's name for it.
+    std::uint64_t peer = 0;  ///< Its name at the device; 0: not there.
+    std::uint64_t block_count = 0;
+    UniqueFd process;
+    PeerGuards guards;
+    std::size_t reads = 0;  ///< Pieces in flight.
+    bool is_unreadable = false;
+  };
+  [[nodiscard]] const Source* find(std::uint64_t source) const;
+  [[nodiscard]] Source* find(std::uint64_t source);
+  void add_unreadable(std::uint64_t source, UniqueFd process, const Error& why);
+  Result<void> make_room();
+
+  Device& device_;
+  std::vector<Source> sources_;  ///< The one that was read last is the last one.
+  std::uint64_t last_peer_ = 0;
+  std::uint64_t period_ = 0;
+};
+
+}  // namespace pegaflow

@@ -1,0 +1,558 @@
+// Blocks that an engine reads out of another engine's memory while that saves them.
+#include <csignal>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "base/os/unique_fd.h"
+#include "tests/integration/direct_worker.h"
+#include "tests/support/forked.h"
+#include "tests/support/server_process.h"
+#include "transport/host/host_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+Errc code_of(const Mover::Finished& job) {
+  REQUIRE(job.error);
+  return job.error->code;
+}
+
+std::string error_of(const Mover::Finished& job) {
+  return job.error ? to_string(*job.error) : std::string();
+}
+
+/// A prefill engine, a decode engine, and their server.
+struct Pair {
+  explicit Pair(const std::string& prefill_group = "pd", const std::string& decode_group = "pd")
+      : prefill(server.socket(), "prefill", prefill_group),
+        decode(server.socket(), "decode", decode_group) {}
+  ~Pair() {
+    prefill.device.allow_all();
+    decode.device.allow_all();
+  }
+
+  /// Begins a save whose first page stays in flight until the test allows it.
+  void begin_save(std::uint64_t job, const Numbers& numbers, const Blocks& blocks) {
+    prefill.device.hold();
+    REQUIRE(prefill.engine->start_save(job, numbers, blocks));
+    REQUIRE(decode.finds_offered(numbers, numbers.size()));
+  }
+
+  ServerProcess server;
+  DirectWorker prefill;
+  DirectWorker decode;
+};
+
+/// One end of a pipe in each process.
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+    read = UniqueFd(ends[0]);
+    write = UniqueFd(ends[1]);
+  }
+  void send() const {
+    if (::write(write.get(), "x", 1) != 1) throw std::runtime_error("the pipe is broken");
+  }
+  /// False at its end.
+  [[nodiscard]] bool receive() const {
+    char byte = 0;
+    return ::read(read.get(), &byte, 1) == 1;
+  }
+  UniqueFd read;
+  UniqueFd write;
+};
+
+TEST_SUITE("direct reads") {
+  TEST_CASE("an engine loads blocks while another one saves them") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 0);
+
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.id == 9);
+    CHECK(loaded.blocks == 8);
+    CHECK(loaded.bytes == 8 * DirectWorker::kPage);
+    CHECK(loaded.direct_bytes == loaded.bytes);
+    CHECK(loaded.failed_blocks.empty());
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+    CHECK(f.decode.memory.gaps_are_whole());
+    CHECK(f.prefill.engine->mover().take_finished().empty());
+
+    f.prefill.device.allow_all();
+
+    const Mover::Finished saved = f.prefill.engine->next_finished();
+    CHECK(error_of(saved) == "");
+    CHECK(saved.blocks == 8);
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 8);
+    CHECK(f.decode.engine->lookup(numbers).value().offered == 0);
+    CHECK(f.server.metric_becomes("pegaflow_pins", 0));
+  }
+
+  TEST_CASE("an engine in another process is read by a device of host memory") {
+    ServerProcess server;
+    const Numbers numbers = numbers_from(1, 40);
+    const Forked prefill([&] {
+      auto* const worker = new DirectWorker(server.socket(), "prefill");  // As long as the process.
+      worker->device.hold();
+      if (!worker->engine->start_save(1, numbers, blocks_from(10, 40))) {
+        throw std::runtime_error("the save was rejected");
+      }
+    });
+    EngineMemory memory = engine_memory(2, DirectWorker::kPage / 2, 64);
+    const auto device = HostDevice::create({.threads = 2}).value();
+    TestEngine::Options options{.socket = server.socket(), .instance = "decode"};
+    options.mover.direct_group = "pd";
+    TestEngine decode(options, memory, *device);
+    decode.wait_ready();
+
+    REQUIRE(decode.mover().load_following(1, numbered_keys(numbers), blocks_from(0, 40), kHang));
+
+    const Mover::Finished loaded = decode.next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.direct_bytes == 40 * DirectWorker::kPage);
+    CHECK(decode.wrong_blocks(numbers, blocks_from(0, 40)) == 0);
+    CHECK(memory.gaps_are_whole());
+  }
+
+  TEST_CASE("a load takes blocks from the pool and from the other engine") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 12);
+    CHECK(f.prefill.engine->save(numbers_from(1, 5), blocks_from(0, 5)).blocks == 5);
+    f.begin_save(20, numbers_from(6, 7), blocks_from(5, 7));
+
+    REQUIRE(f.decode.follow(1, numbers, blocks_from(30, 12)));
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.blocks == 12);
+    CHECK(loaded.bytes == 12 * DirectWorker::kPage);
+    CHECK(loaded.direct_bytes == 7 * DirectWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(30, 12)) == 0);
+  }
+
+  TEST_CASE("a load waits for blocks that the other engine computes later") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 10);
+    REQUIRE(f.decode.follow(1, numbers, blocks_from(30, 10)));
+
+    f.prefill.device.hold();
+    REQUIRE(f.prefill.engine->start_save(1, numbers_from(1, 4), blocks_from(0, 4)));
+    REQUIRE(f.decode.device.wait_copied(4, kHang));
+    CHECK(f.decode.engine->mover().take_finished().empty());
+    REQUIRE(f.prefill.engine->start_save(2, numbers_from(5, 6), blocks_from(4, 6)));
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.direct_bytes == 10 * DirectWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(30, 10)) == 0);
+  }
+
+  TEST_CASE("a scheduler learns that the other engine has begun a job") {
+    Pair f;
+    CacheSession& session = f.decode.engine->session();
+    const Id128 server = session.status().server;
+    const JobId job{f.prefill.engine->scheduler, 1};
+    const auto begun = session.await_job(server, job, std::chrono::seconds(10), true).value();
+    const auto ended = session.await_job(server, job, std::chrono::seconds(10)).value();
+    f.prefill.device.hold();
+    REQUIRE(f.prefill.engine->start_save(1, numbers_from(1, 3), blocks_from(0, 3)));
+
+    const auto answer = session.take_wait(begun, kHang);
+    REQUIRE(answer);
+    CHECK(*answer);
+    CHECK(f.decode.engine->lookup(numbers_from(1, 5)).value().offered == 3);
+    CHECK_FALSE(session.take_wait(ended));
+    f.prefill.device.allow_all();
+    CHECK(session.take_wait(ended, kHang).value());
+  }
+
+  TEST_CASE("blocks that no engine saves fail after the patience") {
+    Pair f;
+    CHECK(f.prefill.engine->save(numbers_from(1, 2), blocks_from(0, 2)).blocks == 2);
+
+    REQUIRE(f.decode.follow(1, numbers_from(1, 5), blocks_from(30, 5), milliseconds(50)));
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kTimeout);
+    CHECK(loaded.blocks == 2);
+    CHECK(loaded.took >= milliseconds(50));
+    CHECK(loaded.failed_blocks == blocks_from(32, 3));
+    CHECK(f.decode.engine->wrong_blocks(numbers_from(1, 2), blocks_from(30, 2)) == 0);
+  }
+
+  TEST_CASE("engines of another group, or without one, are not read") {
+    for (const std::string other : {"else", ""}) {
+      CAPTURE(other);
+      ServerProcess server;
+      DirectWorker prefill(server.socket(), "prefill", other);
+      DirectWorker decode(server.socket(), "decode", "pd");
+      const Numbers numbers = numbers_from(1, 4);
+      prefill.device.hold();
+      REQUIRE(prefill.engine->start_save(1, numbers, blocks_from(0, 4)));
+      CHECK(server.metric_becomes("pegaflow_reservations", 1));
+      CHECK(decode.engine->lookup(numbers).value().offered == 0);
+      REQUIRE(decode.follow(1, numbers, blocks_from(30, 4), milliseconds(50)));
+      CHECK(code_of(decode.engine->next_finished()) == Errc::kTimeout);
+
+      REQUIRE(decode.follow(2, numbers, blocks_from(30, 4)));
+      prefill.device.allow_all();
+
+      const Mover::Finished loaded = decode.engine->next_finished();
+      CHECK(error_of(loaded) == "");
+      CHECK(loaded.direct_bytes == 0);
+      CHECK(decode.engine->wrong_blocks(numbers, blocks_from(30, 4)) == 0);
+    }
+  }
+
+  TEST_CASE("a save that may be refused is not offered") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 4);
+    f.prefill.device.hold();
+    for (std::uint32_t i = 0; i < 4; ++i) f.prefill.memory.fill(i, numbers[i]);
+    REQUIRE(f.prefill.engine->mover().save(f.prefill.engine->scheduler, 1, 0,
+                                           numbered_keys(numbers), blocks_from(0, 4),
+                                           Device::Event::kNow, {}, true));
+    CHECK(f.server.metric_becomes("pegaflow_reservations", 1));
+
+    CHECK(f.decode.engine->lookup(numbers).value().offered == 0);
+  }
+
+  TEST_CASE("a mover without a group, or with an older server, refuses to follow") {
+    Pair f("pd", "");
+    CHECK(f.decode.follow(1, numbers_from(1, 2), blocks_from(0, 2)).error().code == Errc::kRefused);
+    const auto invalid = [&](const Numbers& numbers, const Blocks& blocks, Duration patience) {
+      return f.prefill.follow(1, numbers, blocks, patience).error().code;
+    };
+    CHECK(invalid({}, {}, kHang) == Errc::kInvalidArgument);
+    CHECK(invalid({1, 2}, {1}, kHang) == Errc::kInvalidArgument);
+    CHECK(invalid({1}, {DirectWorker::kBlocks}, kHang) == Errc::kInvalidArgument);
+    CHECK(invalid({1}, {1}, Duration(-1)) == Errc::kInvalidArgument);
+
+    // A connection that speaks an older version of the wire has no features.
+    Mover::Options old = patient_mover();
+    old.link.maximum_version = 3;
+    DirectWorker older(f.server.socket(), "older", "pd", old);
+    CHECK(older.follow(1, numbers_from(1, 2), blocks_from(0, 2)).error().code == Errc::kRefused);
+    CHECK(older.engine->save(numbers_from(1, 2), blocks_from(0, 2)).blocks == 2);
+  }
+
+  TEST_CASE("a save is reported once no other engine reads its blocks") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+
+    f.prefill.device.allow_all();
+    REQUIRE(f.prefill.device.wait_copied(8, kHang));
+    while (f.decode.engine->lookup(numbers).value().blocks != 8) std::this_thread::yield();
+
+    CHECK(f.prefill.engine->mover().take_finished().empty());
+    f.decode.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.direct_bytes == loaded.bytes);
+    CHECK(f.prefill.engine->next_finished().blocks == 8);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("an engine that reads for too long loads the blocks from the pool instead") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+    f.prefill.device.allow_all();
+
+    const Mover::Finished saved = f.prefill.engine->next_finished();  // After 2 s.
+    CHECK(error_of(saved) == "");
+    CHECK(saved.blocks == 8);
+    f.prefill.overwrite(blocks_from(0, 8));
+    f.decode.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.blocks == 8);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("blocks of a save that fails do not count once they may be overwritten") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.prefill.device.fail_page(3);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.hold();
+    f.decode.device.allow_pages(2);
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8), milliseconds(200)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+
+    f.prefill.device.allow_all();
+    CHECK(code_of(f.prefill.engine->next_finished()) == Errc::kIo);
+    f.prefill.overwrite(blocks_from(0, 8));
+    f.decode.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kTimeout);
+    CHECK(loaded.blocks == 0);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(loaded.failed_blocks == blocks_from(20, 8));
+  }
+
+  TEST_CASE("a page that the device cannot read is loaded from the pool") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.fail_page(3);
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_copied(3, kHang));
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 0);
+    f.prefill.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.blocks == 8);
+    CHECK(loaded.direct_bytes == 3 * DirectWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("a load whose direct batch the device rejects gets the blocks from the pool") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.fail_next_submit({Errc::kBusy, "full, as injected"});
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.follow(10, numbers, blocks_from(30, 8)));
+    const Mover::Finished other = f.decode.engine->next_finished();
+    CHECK(other.id == 10);
+    CHECK(other.direct_bytes == 8 * DirectWorker::kPage);
+    f.prefill.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(loaded.id == 9);
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.blocks == 8);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("a load that waits, or that reads another engine, can be cancelled") {
+    Pair f;
+    REQUIRE(f.decode.follow(1, numbers_from(1, 4), blocks_from(20, 4)));
+    f.decode.engine->mover().cancel_load(1);
+    const Mover::Finished waiting = f.decode.engine->next_finished();
+    CHECK(code_of(waiting) == Errc::kCancelled);
+    CHECK(waiting.failed_blocks == blocks_from(20, 4));
+
+    f.begin_save(1, numbers_from(1, 4), blocks_from(0, 4));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(2, numbers_from(1, 4), blocks_from(20, 4)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+    f.decode.engine->mover().cancel_load(2);
+    REQUIRE(f.decode.device.wait_cancels(1, kHang));
+    f.decode.device.allow_all();
+    const Mover::Finished reading = f.decode.engine->next_finished();
+    CHECK(code_of(reading) == Errc::kCancelled);
+    CHECK(reading.blocks == 1);
+    CHECK(f.decode.engine->wrong_blocks({1}, {20}) == 0);
+
+    f.prefill.device.allow_all();
+    CHECK(f.prefill.engine->next_finished().blocks == 4);
+    CHECK(f.server.metric_becomes("pegaflow_pins", 0));
+  }
+
+  TEST_CASE("a mover that is closed ends loads that wait, and saves that are being read") {
+    Pair f;
+    f.begin_save(1, numbers_from(1, 4), blocks_from(0, 4));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(1, numbers_from(1, 4), blocks_from(20, 4), milliseconds(300)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+    f.prefill.device.allow_all();
+    while (f.decode.engine->lookup(numbers_from(1, 4)).value().blocks != 4) {
+      std::this_thread::yield();
+    }
+    f.prefill.engine->mover().close();
+    CHECK(f.prefill.engine->next_finished().blocks == 4);
+    f.prefill.overwrite(blocks_from(0, 4));
+    f.decode.device.allow_all();
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(f.decode.engine->wrong_blocks(numbers_from(1, 4), blocks_from(20, 4),
+                                        loaded.failed_blocks) == 0);
+
+    REQUIRE(f.decode.follow(2, numbers_from(100, 4), blocks_from(30, 4)));
+    f.decode.engine->mover().close();
+    const Mover::Finished waiting = f.decode.engine->next_finished();
+    CHECK(code_of(waiting) == Errc::kCancelled);
+    CHECK(waiting.failed_blocks == blocks_from(30, 4));
+  }
+
+  TEST_CASE("lost connections end saves and loads, and both engines go on afterwards") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+
+    cut_connections(f.server.socket());
+    f.prefill.device.allow_all();
+    CHECK(code_of(f.prefill.engine->next_finished()) == Errc::kPeerLost);
+    f.prefill.overwrite(blocks_from(0, 8));
+    f.decode.device.allow_all();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kPeerLost);
+    CHECK(loaded.blocks == 0);
+    CHECK(loaded.failed_blocks == blocks_from(20, 8));
+
+    f.prefill.engine->wait_ready();
+    f.decode.engine->wait_ready();
+    f.begin_save(2, numbers, blocks_from(0, 8));
+    REQUIRE(f.decode.follow(10, numbers, blocks_from(20, 8)));
+    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("a killed server ends saves and loads, and the next one serves both engines") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+
+    f.server.kill();
+    f.prefill.device.allow_all();
+    CHECK(code_of(f.prefill.engine->next_finished()) == Errc::kPeerLost);
+    f.prefill.overwrite(blocks_from(0, 8));
+    f.decode.device.allow_all();
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kPeerLost);
+    CHECK(loaded.failed_blocks == blocks_from(20, 8));
+
+    f.server.start();
+    f.prefill.engine->wait_ready();
+    f.decode.engine->wait_ready();
+    f.begin_save(2, numbers, blocks_from(0, 8));
+    REQUIRE(f.decode.follow(10, numbers, blocks_from(20, 8)));
+    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("no block counts that was read from an engine that was killed") {
+    ServerProcess server;
+    const Numbers numbers = numbers_from(1, 8);
+    Forked prefill([&] {
+      auto* const worker = new DirectWorker(server.socket(), "prefill");
+      worker->device.hold();
+      if (!worker->engine->start_save(1, numbers, blocks_from(0, 8))) {
+        throw std::runtime_error("the save was rejected");
+      }
+    });
+    DirectWorker decode(server.socket(), "decode");
+    REQUIRE(decode.finds_offered(numbers, 8));
+    decode.device.hold();
+    decode.device.allow_pages(3);
+    REQUIRE(decode.follow(1, numbers, blocks_from(20, 8), milliseconds(500)));
+    REQUIRE(decode.device.wait_held(kHang));
+
+    prefill.kill();
+    decode.device.allow_all();
+
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kTimeout);
+    CHECK(loaded.blocks == 0);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(loaded.failed_blocks == blocks_from(20, 8));
+    // Another engine takes its place.
+    DirectWorker heir(server.socket(), "heir");
+    heir.device.hold();
+    REQUIRE(heir.engine->start_save(1, numbers, blocks_from(0, 8)));
+    REQUIRE(decode.follow(2, numbers, blocks_from(20, 8)));
+    CHECK(decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("the save of an engine is reported when the engine that read it was killed") {
+    ServerProcess server;
+    const Numbers numbers = numbers_from(1, 8);
+    const Pipe reads;
+    Forked decode([&] {
+      auto* const worker = new DirectWorker(server.socket(), "decode");
+      worker->device.hold();
+      if (!worker->follow(1, numbers, blocks_from(20, 8))) {
+        throw std::runtime_error("the load was rejected");
+      }
+      std::thread([worker, &reads] {
+        if (worker->device.wait_held(kHang)) reads.send();
+      }).detach();
+    });
+    DirectWorker prefill(server.socket(), "prefill");
+    prefill.device.hold();
+    REQUIRE(prefill.engine->start_save(1, numbers, blocks_from(0, 8)));
+    REQUIRE(reads.receive());
+    prefill.device.allow_all();
+    while (prefill.engine->lookup(numbers).value().blocks != 8) std::this_thread::yield();
+    CHECK(prefill.engine->mover().take_finished().empty());
+
+    decode.kill();
+
+    const Mover::Finished saved = prefill.engine->next_finished();
+    CHECK(error_of(saved) == "");
+    CHECK(saved.blocks == 8);
+  }
+
+  TEST_CASE("pages from the pool are compared with their checksums, direct ones are not") {
+    ServerProcess server;
+    Mover::Options verified = patient_mover();
+    verified.verify = Mover::Verify::kAll;
+    DirectWorker prefill(server.socket(), "prefill", "pd", verified);
+    DirectWorker decode(server.socket(), "decode", "pd", verified);
+    CHECK(prefill.engine->save(numbers_from(1, 3), blocks_from(0, 3)).blocks == 3);
+    prefill.device.hold();
+    REQUIRE(prefill.engine->start_save(7, numbers_from(4, 4), blocks_from(3, 4)));
+    REQUIRE(decode.finds_offered(numbers_from(1, 7), 4));
+
+    REQUIRE(decode.follow(1, numbers_from(1, 7), blocks_from(20, 7)));
+
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.verified == 3);
+    CHECK(loaded.corrupt == 0);
+    CHECK(loaded.direct_bytes == 4 * DirectWorker::kPage);
+    CHECK(decode.engine->wrong_blocks(numbers_from(1, 7), blocks_from(20, 7)) == 0);
+  }
+
+  TEST_CASE("a load that follows its prefill is not completed early") {
+    Pair f;
+    f.decode.device.allow_early_completion();
+    f.begin_save(1, numbers_from(1, 4), blocks_from(0, 4));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(1, numbers_from(1, 4), blocks_from(20, 4)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+
+    CHECK(f.decode.engine->mover().follow(Device::Queue::kDefault, kHang).empty());
+
+    f.decode.device.allow_all();
+    CHECK_FALSE(f.decode.engine->next_finished().error);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing

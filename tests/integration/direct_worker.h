@@ -1,0 +1,72 @@
+#pragma once
+/// \file
+/// Engines that read each other's memory, for tests.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/slow_device.h"
+#include "tests/support/test_engine.h"
+
+namespace pegaflow::testing {
+
+using Blocks = std::vector<std::uint32_t>;
+using Numbers = std::vector<std::uint64_t>;
+
+inline Blocks blocks_from(std::uint32_t first, std::size_t count) {
+  Blocks blocks(count);
+  for (std::uint32_t& block : blocks) block = first++;
+  return blocks;
+}
+
+/// An engine of one worker with a device that follows the test's commands.
+struct DirectWorker {
+  static constexpr std::size_t kBlocks = 64;
+  static constexpr std::size_t kPage = 2 * 8 * 1024;
+
+  DirectWorker(const std::string& socket, const std::string& name, std::string group = "pd",
+               Mover::Options mover = patient_mover())
+      : memory(engine_memory(2, kPage / 2, kBlocks)) {
+    mover.direct_group = std::move(group);
+    TestEngine::Options options;
+    options.socket = socket;
+    options.instance = name;
+    options.mover = std::move(mover);
+    options.session.scheduler = Id128::random();
+    engine = std::make_unique<TestEngine>(options, memory, device);
+    engine->scheduler = options.session.scheduler;
+    engine->wait_ready();
+  }
+  ~DirectWorker() { device.allow_all(); }
+  DirectWorker(const DirectWorker&) = delete;
+  DirectWorker& operator=(const DirectWorker&) = delete;
+
+  Result<void> follow(std::uint64_t load, const Numbers& numbers, const Blocks& blocks,
+                      Duration patience = kHang) {
+    return engine->mover().load_following(load, numbered_keys(numbers), blocks, patience);
+  }
+
+  /// Whether so many blocks after the sealed ones are offered to this worker, within kHang.
+  bool finds_offered(const Numbers& numbers, std::size_t count) {
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (engine->lookup(numbers).value().offered != count) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+    }
+    return true;
+  }
+
+  /// What the engine does with blocks once no job uses them.
+  void overwrite(const Blocks& blocks, std::uint64_t seed = 0xBAD) {
+    for (const std::uint32_t block : blocks) memory.fill(block, seed);
+  }
+
+  EngineMemory memory;
+  SlowDevice device;
+  std::unique_ptr<TestEngine> engine;
+};
+
+}  // namespace pegaflow::testing
