@@ -72,6 +72,7 @@ class Done:
     kind: str = "load"
     blocks: int = 2
     bytes: int = 8192
+    direct_bytes: int = 0
     took_s: float = 0.6
     skipped: int = 0
     verified: int = 0
@@ -90,12 +91,17 @@ class GpuMover:
         self.followed: list[Followed] = []
         self.finished: list[Done] = []
         self.cancelled: list[int] = []
+        self.following: list[int] = []
         self.asked = 0
         self.broken = False
 
     page_bytes = 4096
 
     def load(self, load, token, first, blocks, computing=None) -> None: ...
+
+    def load_following(self, load, keys, key_bytes, blocks, patience_s) -> None:
+        assert len(keys) == key_bytes * len(blocks) and patience_s > 0
+        self.following.append(load)
 
     def cancel_load(self, load: int) -> None:
         self.cancelled.append(load)
@@ -164,6 +170,56 @@ def test_only_the_last_part_of_a_chunked_load_is_followed():
     worker.collect()
     assert mover.asked == 1
     assert worker.reports.take_received() == {"r"}
+
+
+def worker_that_follows_a_prefill() -> tuple[WorkerSide, GpuMover]:
+    """A chunked load with a part that has a claim, and one that follows the prefill."""
+    mover = GpuMover()
+    worker = WorkerSide(lambda _: mover)
+    worker.register({})
+    claimed = LoadOrder(5, "r", b"t" * 16, 0, [7, 9], chunked=1, has_more=True)
+    more = {"chunked": 1, "keys": bytes(64), "key_bytes": 32, "patience_s": 30.0}
+    follower = LoadOrder(6, "r", b"", 0, [3, 4], **more)
+    worker.start_loads(StepPlan(loads=[claimed, follower]))
+    assert mover.following == [6]
+    return worker, mover
+
+
+def test_a_load_that_follows_its_prefill_is_reported_when_all_of_it_has_ended():
+    worker, mover = worker_that_follows_a_prefill()
+    mover.finished = [Done(6, direct_bytes=4096, copying_s=20.0)]
+    worker.collect()
+    assert mover.asked == 0
+    assert worker.reports.take_received() == set()
+    report = worker.reports.take_report()
+    assert report.loads[6].direct_bytes == 4096
+    assert not report.copied, "it has waited for the prefill between its copies"
+
+    mover.finished = [Done(5)]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == set()
+
+
+def test_what_a_cancelled_load_has_read_counts():
+    worker, mover = worker_that_follows_a_prefill()
+    worker.start_loads(StepPlan(cancelled=[6]))
+    assert mover.cancelled == [6]
+    mover.finished = [Done(5), Done(6, blocks=1, failed_blocks=(4,), error_code="cancelled")]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == {4}
+
+
+def test_no_block_of_a_discarded_load_counts():
+    worker, mover = worker_that_follows_a_prefill()
+    mover.finished = [Done(5)]
+    worker.collect()
+    worker.start_loads(StepPlan(discarded=[6]))
+    mover.finished = [Done(6)]
+    worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == {3, 4, 7, 9}
 
 
 def test_a_gpu_that_breaks_under_a_followed_load_is_logged(caplog):

@@ -3,7 +3,7 @@
 import pytest
 
 from pegaflow.engine.config import read_settings
-from pegaflow.engine.rates import LoadPolicy
+from pegaflow.engine.rates import Computing, LoadPolicy
 from pegaflow.vllm.loads import COMING_PATIENCE_S, REPORT_MARGIN_S, Loads
 from pegaflow.vllm.lookups import STEP_PATIENCE_S, Lookups
 from pegaflow.vllm.messages import Outcome, WorkerReport
@@ -271,6 +271,21 @@ def test_a_deadline_counts_the_bytes_queued_before(clock, loads):
     begin(loads, state(1000), 1000)
     second = begin(loads, state())
     assert second.deadline - clock() == pytest.approx(0.25 + 1.0 + 0.01 + REPORT_MARGIN_S)
+
+
+def test_a_load_that_follows_its_prefill_has_the_time_of_the_wait_and_delays_no_other(clock, loads):
+    follower = loads.begin_following(
+        state(), 0, [b"k" * 32] * 500, list(range(500)), full_stop=500, patience_s=30.0
+    )
+    other = begin(loads, state())
+    assert follower.deadline - clock() == pytest.approx(30.0 + 0.25 + 0.5 + REPORT_MARGIN_S)
+    assert other.deadline - clock() == pytest.approx(0.25 + 0.01 + REPORT_MARGIN_S)
+    assert loads.queued_blocks() == 10
+
+    order = loads.order(follower, Computing(0.1, 0.1))
+
+    assert (order.keys, order.key_bytes, order.patience_s) == (b"k" * 32 * 500, 32, 30.0)
+    assert order.computing is None
 
 
 def test_a_request_that_waited_for_a_late_load_sends_its_own_lookup(clock, loads, lookups, server):

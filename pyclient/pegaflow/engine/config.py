@@ -34,7 +34,7 @@ class Option:
     sentence: str
     unit: str = ""
     choices: tuple[str, ...] = ()
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = None  #: Of the value; of a text's length.
     env: str = ""
 
     @property
@@ -53,6 +53,8 @@ class Option:
             return f"one of {', '.join(self.choices)}"
         if kind is bool:
             return "true or false"
+        if kind is str and self.bounds:
+            return f"a text of at most {self.plain(self.bounds[1])} printable ASCII characters"
         if kind is str:
             return f"a text of at most {MAX_TEXT:,} bytes"
         if kind is tuple:
@@ -86,14 +88,21 @@ class Option:
         if kind is bool:
             return _to_bool(value)
         if kind is str:
-            if not isinstance(value, str) or "\0" in value or len(value.encode()) > MAX_TEXT:
-                raise TypeError
-            if self.choices and value not in self.choices:
-                raise ValueError
-            return value
+            return self._to_text(value)
         if kind is tuple:
             return self._to_numbers(value)
         return self._in_bounds(_to_int(value) if kind is int else _to_float(value))
+
+    def _to_text(self, value: Any) -> str:
+        if not isinstance(value, str) or "\0" in value or len(value.encode()) > MAX_TEXT:
+            raise TypeError
+        if self.choices and value not in self.choices:
+            raise ValueError
+        if self.bounds:
+            self._in_bounds(len(value))
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError
+        return value
 
     def _to_numbers(self, value: Any) -> tuple[int, ...]:
         """Different numbers in rising order, of a text with commas, a list or one number."""
@@ -243,6 +252,14 @@ OPTIONS = (
         bounds=(0, 90),
     ),
     Option(
+        "direct_group",
+        "",
+        "Engines of one host that name the same group read blocks of a prompt out of each other's "
+        "memory while these are saved ([Direct reads](prefill_decode.md#direct-reads)). Empty: "
+        "blocks are read after they were saved.",
+        bounds=(0, 64),
+    ),
+    Option(
         "idle_step_ms",
         10.0,
         "The longest time for which a step sleeps in which every request waits for the cache. An "
@@ -372,6 +389,7 @@ class Settings:
     claim_limit_ms: float
     handover_wait_ms: float
     early_load_percent: int
+    direct_group: str
     idle_step_ms: float
     miss_ttl_ms: float
     load_policy: str
@@ -546,7 +564,7 @@ def options_markdown(options: Sequence[Option] = OPTIONS) -> str:
             takes = ", ".join(f"`{choice}`" for choice in option.choices)
         elif isinstance(option.default, tuple):
             takes = "numbers with commas"
-        elif option.bounds:
+        elif option.bounds and not isinstance(option.default, str):
             low, high = option.bounds
             takes = f"{option.plain(low)} to {option.plain(high)} {option.unit}".strip()
         else:

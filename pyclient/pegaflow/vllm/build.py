@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -135,9 +136,12 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         log.info("pegaflow: %s", remark)
     if reason := _refusal(vllm_config, kv_cache_config, settings):
         raise Unservable(reason, kind_of_refusal(vllm_config, kv_cache_config))
-    _grid(vllm_config, kv_cache_config, settings)
+    grid = _grid(vllm_config, kv_cache_config, settings)
     rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
+    if settings.direct_group and not _may_be_direct(kv_cache_config, grid):
+        log.warning("pegaflow: pegaflow.direct_group has no effect: %s", NOT_DIRECT)
+        settings = dataclasses.replace(settings, direct_group="")
     transfer = vllm_config.kv_transfer_config
 
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -183,6 +187,17 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
         adapters=adapters.Adapters(adapters.salt(vllm_config)),
         name=f"server {path} instance {instance_id(vllm_config)}",
     )
+
+
+NOT_DIRECT = (
+    "only blocks of one cache group of full attention are read out of another engine's memory, and "
+    "not with pegaflow.tp_sizes"
+)
+
+
+def _may_be_direct(kv_cache_config: Any, grid: Grid | None) -> bool:
+    """Whether engines of a direct group can read each other's blocks."""
+    return grid is None and is_one_of_full_attention(kv_cache_config)
 
 
 def _kinds(vllm_config: Any, kv_cache_config: Any) -> BlockKinds | None:
@@ -296,6 +311,7 @@ def _make_mover(
         cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
+        direct_group=settings.direct_group if _may_be_direct(kv_cache_config, grid) else "",
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

@@ -5,7 +5,10 @@ a request with one number of tokens to load, and waits for one report. So the fi
 admit the request with all tokens of the prompt, and the load has one part for each chunk, with a
 claim of its own. The worker reports the load to vLLM when its last part has ended. If the prefill
 does not end, a last part without copies stands for the missing blocks, and vLLM computes them.
-docs/prefill_decode.md describes the flow.
+
+With a direct group one part follows the prefill by itself: it has all blocks that no claim has
+brought so far, and its worker reads each of them as soon as it is computed. Here it is only
+watched, so that it ends when nothing more can come. docs/prefill_decode.md describes the flow.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1  #: No number of news.
+#: The time in which a part that follows its prefill loads the blocks that are there, once no more
+#: can come. What is missing then is computed.
+GRACE_S = 0.25
+NEVER = float("inf")
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,7 +47,9 @@ class ChunkedLoad:
     news: int = 0  #: Those of the request's watch when blocks were last claimed.
     result: str = ""  #: Why no further save is waited for; "": one is.
     is_last_claim: bool = False  #: The latest claim was sent after that.
-    is_open: bool = True  #: The last part was not ordered yet.
+    is_open: bool = True  #: The last part was not ordered yet, or follows the prefill.
+    follower: Load | None = None  #: The last part, if it follows the prefill,
+    ends_at: float = NEVER  #: and when it is cancelled.
 
     def rest(self) -> list[int]:
         """vLLM's blocks that no part has."""
@@ -59,6 +68,7 @@ class ChunkedLoads:
         unit_tokens: int,
         counts: Counts,
         unclaim: Callable[[Load], None],
+        clock: Callable[[], float],
     ) -> None:
         """``unclaim``: ends the claim of a part."""
         self._waits = waits
@@ -67,8 +77,10 @@ class ChunkedLoads:
         self._unit_tokens = unit_tokens
         self._counts = counts
         self._unclaim = unclaim
+        self._clock = clock
         self._last_number = 0
-        self.open: dict[int, ChunkedLoad] = {}
+        self.open: dict[int, ChunkedLoad] = {}  #: Those whose last part was not ordered yet.
+        self.following: dict[int, ChunkedLoad] = {}  #: Those whose last part follows the prefill.
 
     def begin(self, state: RequestState, table: Sequence[int], tokens: int) -> bool:
         """vLLM has admitted a request with ``tokens``; whether its claim has only some of them, and
@@ -80,22 +92,27 @@ class ChunkedLoads:
         if claim is None or state.early is None or stop <= claim.first + claim.blocks:
             return False
         state.claim = None
-        if claim.first > first or stop > min(len(table), wanted_stop(claim)):
+        if claim.first > first or stop > min(len(table), claim.wanted_stop):
             raise AssertionError(f"{tokens} tokens were never offered to {state.request_id}")
         self._last_number += 1
         chunked = ChunkedLoad(
             self._last_number, state, first, stop, list(table[first:stop]), next=first
         )
         self.open[chunked.number] = state.chunked = chunked
-        self._order(chunked, claim)
+        if claim.first + claim.blocks > first:
+            self._order(chunked, claim)
+        else:
+            self._lookups.end_claim(claim)
+        if state.is_direct:
+            self._follow(chunked)
         return True
 
     def waiting(self) -> list[str]:
         """The requests for which no part is in flight: they wait for the prefill."""
         return [
             one.state.request_id
-            for one in self.open.values()
-            if not any(map(self._loads.is_under_way, one.parts))
+            for one in (*self.open.values(), *self.following.values())
+            if all(part.is_quiet or not self._loads.is_under_way(part) for part in one.parts)
         ]
 
     def poll(self, away: bool) -> None:
@@ -107,11 +124,18 @@ class ChunkedLoads:
                 self._end(chunked, "not_registered")
             else:
                 self._poll(chunked)
+        for chunked in self.following.values():
+            failed = "failed" if chunked.state.load_failed else ""
+            self._watch(chunked, failed or ("not_registered" if away else ""))
 
     def _poll(self, chunked: ChunkedLoad) -> None:
         state = chunked.state
         if not chunked.result:
-            chunked.result = self._waits.poll(state)
+            chunked.result = self._waits.poll(state, chunked.next)
+        if state.is_direct and not chunked.result:
+            self._lookups.drop(state)  # a claim that is not answered
+            self._follow(chunked)
+            return
         news = state.early.watch.news
         if state.claim is None:
             if news == chunked.news and (not chunked.result or chunked.is_last_claim):
@@ -137,6 +161,54 @@ class ChunkedLoads:
         if stop == chunked.stop:
             self._close(chunked, "over", wait="over")
 
+    def _follow(self, chunked: ChunkedLoad) -> None:
+        """Begins the part that follows the prefill: all that no part has."""
+        state, first = chunked.state, chunked.next
+        keys, full_stop = self._lookups.rest_keys(state, first, chunked.stop)
+        load = self._loads.begin_following(
+            state,
+            first,
+            keys,
+            chunked.rest(),
+            full_stop=full_stop,
+            patience_s=self._waits.left_s(state),
+        )
+        self._add(chunked, load)
+        chunked.follower = load
+        del self.open[chunked.number]
+        self.following[chunked.number] = chunked
+
+    def _watch(self, chunked: ChunkedLoad, failed: str) -> None:
+        """Cancels a part that follows its prefill if it cannot end by itself any longer.
+        ``failed``: why the blocks that it still brings are of no use.
+        """
+        state, load = chunked.state, chunked.follower
+        assert load is not None
+        if not chunked.result:
+            chunked.result = failed or self._waits.poll(state, chunked.stop)
+            load.awaits_prefill = not chunked.result and not state.early.is_ending
+            if not chunked.result:
+                return
+            chunked.ends_at = self._clock() + GRACE_S
+            if chunked.result == "over":
+                self._lookups.claim_next(state, load.start)
+        if failed:
+            chunked.ends_at = 0.0
+        elif state.claim is not None and self._lookups.has_rest(state, chunked.stop):
+            chunked.ends_at = NEVER
+        if self._clock() >= chunked.ends_at:
+            self._loads.cancel(load)
+
+    def ended(self, load: Load) -> None:
+        """The workers have reported a load."""
+        chunked = load.chunked
+        if chunked is None or load is not chunked.follower or not chunked.is_open:
+            return
+        self._lookups.drop(chunked.state)
+        is_short = load.failed or chunked.state.load_failed
+        why = (chunked.result or "failed") if is_short else "over"
+        self._close(chunked, "not_saved" if is_short and why == "over" else why, wait=why)
+
     def _add(self, chunked: ChunkedLoad, load: Load) -> None:
         load.chunked = chunked
         chunked.parts.append(load)
@@ -157,7 +229,7 @@ class ChunkedLoads:
 
     def _close(self, chunked: ChunkedLoad, result: str, *, wait: str) -> None:
         chunked.is_open = False
-        del self.open[chunked.number]
+        (self.following if chunked.follower else self.open).pop(chunked.number)
         self._counts.add("chunked_loads", 1, result)
         self._waits.conclude(chunked.state, wait)
 
@@ -166,7 +238,9 @@ class ChunkedLoads:
         chunked, state.chunked = state.chunked, None
         if chunked is None:
             return False
-        if chunked.is_open:
+        if chunked.follower is not None and chunked.is_open:
+            self._close(chunked, "dropped", wait="dropped")
+        elif chunked.is_open:
             self._end(chunked, "dropped")
         in_flight = [load for load in chunked.parts if self._loads.is_under_way(load)]
         for load in in_flight:
@@ -178,8 +252,5 @@ class ChunkedLoads:
         """The cache was reset: no block of a load that is not complete may be used."""
         for chunked in list(self.open.values()):
             self._end(chunked, "reset", whole=True)
-
-
-def wanted_stop(claim: Claim) -> int:
-    """The index after the last block that a claim was for."""
-    return claim.tail_at + bool(claim.tail)
+        for chunked in list(self.following.values()):
+            self._close(chunked, "reset", wait="reset")  # its last part is discarded

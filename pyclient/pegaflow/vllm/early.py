@@ -3,7 +3,9 @@
 Such a request does not know which save will contain its last block, because the prefill engine has
 not computed it yet. It knows the key of that block. So it waits until a save of the prefill engine
 is over, looks whether the block is there, and otherwise waits for the next save. All requests that
-wait for one engine share one call to the server. docs/prefill_decode.md describes the flow.
+wait for one engine share one call to the server. With a direct group it also waits until a save has
+begun: then the load begins, and its worker waits for the rest. docs/prefill_decode.md describes the
+flow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ STRIDE_PATIENCE_S = 0.02
 
 
 class SaveWatch:
-    """Follows the saves of one prefill engine. Bound to the scheduler's thread.
+    """Follows the saves of one prefill engine: those that are over, or those that have begun. Bound
+    to the scheduler's thread.
 
     The number of the last save that is over is known from the router, or from an earlier answer,
     and may be old. Then the strides between the questions grow as long as the answers are
@@ -32,12 +35,23 @@ class SaveWatch:
     """
 
     def __init__(
-        self, session: Any, handover: Any, *, patience_s: float, clock: Callable[[], float]
+        self,
+        session: Any,
+        handover: Any,
+        *,
+        patience_s: float,
+        clock: Callable[[], float],
+        begun: bool = False,
     ) -> None:
-        """``handover``: names a job of the engine that was not over when the router heard of it."""
+        """``handover``: names a job of the engine that was not over when the router heard of it.
+        ``begun``: follows the saves that have begun.
+        """
         self.users = 0  #: The number of requests that wait.
         self.news = 0  #: Rises when more saves may be over.
         self.ended = ""  #: Why nothing can be followed any longer; "": it can.
+        #: The engine is on this node, so saved blocks of it are in this server's pool.
+        self.is_here = False
+        self._begun = begun
         self._session = session
         self._node, self._scheduler = handover.node, handover.scheduler
         self._patience_s = patience_s
@@ -73,6 +87,7 @@ class SaveWatch:
             self._ask()
 
     def _advance(self) -> None:
+        self.is_here = self._begun  # of others a server does not report it
         self._over = max(self._over, self._asked)
         self._rises = self._rises and not self._is_slow
         self._stride = self._stride * 2 if self._rises else max(1, self._stride // 2)
@@ -90,7 +105,11 @@ class SaveWatch:
         limit = self._patience_s if self._stride == 1 else STRIDE_PATIENCE_S
         try:
             self._ticket = self._session.await_job(
-                self._node, self._scheduler, self._asked, min(limit, self._patience_s)
+                self._node,
+                self._scheduler,
+                self._asked,
+                min(limit, self._patience_s),
+                **({"begun": True} if self._begun else {}),
             )
         except _native.PegaFlowError as error:
             self.ended = reason_of(error)
@@ -102,20 +121,62 @@ class SaveWatch:
             self._session.forget(ticket)
 
 
+class WatchOfBoth:
+    """Follows the saves of one engine that are over, and those that have begun. A SaveWatch.
+
+    An engine on another node, or a server that is too old, reports only the former.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """As of SaveWatch."""
+        self.users = 0
+        self._over = SaveWatch(*arguments, **options)
+        self._begun = SaveWatch(*arguments, **options, begun=True)
+
+    @property
+    def news(self) -> int:
+        return self._over.news + self._begun.news
+
+    @property
+    def ended(self) -> str:
+        return self._over.ended
+
+    @property
+    def is_here(self) -> bool:
+        return self._begun.is_here
+
+    def knows(self, job: int) -> None:
+        self._over.knows(job)
+        self._begun.knows(job)
+
+    def poll(self) -> None:
+        self._over.poll()
+        self._begun.poll()
+
+    def close(self) -> None:
+        self._over.close()
+        self._begun.close()
+
+
 @dataclasses.dataclass
 class EarlyWait:
     """The wait of one request."""
 
-    watch: SaveWatch
+    watch: SaveWatch | WatchOfBoth
     deadline: float
     blocks: int  #: The prompt's full blocks; the wait ends with the last one.
     news: int = -1  #: Those of the watch at the last lookup.
     lookup: int | None = None  #: Its ticket, until it is answered,
     keys: int = 0  #: and the number of its keys.
+    enough: int = 0  #: So many of them show that the prefill has begun, with one that is offered.
     asks_last: bool = False  #: The next one is for the last key alone.
     #: The number of leading blocks that the cache had at the first lookup; None: unknown.
     cached: int | None = None
-    has_begun: bool = False  #: The cache has further blocks, and the request may load them.
+    has_begun: bool = False  #: There are further blocks, and the request may load them.
+    #: They come from this node or out of the prefill engine's memory, so the load may follow the
+    #: prefill without further claims.
+    is_direct: bool = False
+    is_ending: bool = False  #: Its last block is computed, and is being saved.
     local: int = 0  #: The number of leading blocks that vLLM has itself.
     reserved: int = 0  #: Blocks of the GPU that it may hold before all of its prompt is saved.
 
@@ -123,14 +184,23 @@ class EarlyWait:
 class EarlyWaits:
     """The waits of requests that came with their prefill. Bound to the scheduler's thread."""
 
-    def __init__(self, session: Any, *, patience_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        *,
+        patience_s: float,
+        clock: Callable[[], float],
+        direct: bool = False,
+    ) -> None:
+        """``direct``: blocks may be read out of other engines' memory."""
         self._session = session
         self._patience_s = patience_s
         self._clock = clock
+        self._direct = direct
         #: How many of the GPU's blocks requests may hold while their prefills run.
         self.block_limit = 0
         self._reserved = 0
-        self._watches: dict[tuple[bytes, bytes], SaveWatch] = {}
+        self._watches: dict[tuple[bytes, bytes], SaveWatch | WatchOfBoth] = {}
 
     def begin(self, state: RequestState, handover: Any) -> bool:
         """Begins the wait; False if the prompt has no block to wait for."""
@@ -140,7 +210,7 @@ class EarlyWaits:
         name = (handover.node, handover.scheduler)
         watch = self._watches.get(name)
         if watch is None:
-            watch = self._watches[name] = SaveWatch(
+            watch = self._watches[name] = (WatchOfBoth if self._direct else SaveWatch)(
                 self._session, handover, patience_s=self._patience_s, clock=self._clock
             )
         watch.knows(handover.job)
@@ -153,7 +223,8 @@ class EarlyWaits:
         """Why the wait is over; "": it is not. Never waits.
 
         "over": the last block is there. "begun": the prefill has saved the block ``first`` or, if
-        the cache has had that one before, a later one, and the request may load what is there.
+        the cache has had that one before, a later one, and the request may load what is there. With
+        a direct group, a block counts from the moment at which its save begins.
         """
         early = state.early
         early.watch.poll()
@@ -173,7 +244,8 @@ class EarlyWaits:
         if early.lookup is None:
             if early.news == early.watch.news and not early.asks_last:
                 return ""
-            early.news = early.watch.news
+            if not early.asks_last:  # the last key alone shows nothing of what has begun meanwhile
+                early.news = early.watch.news
             keys = self._keys(state, early, first)
             early.keys, early.asks_last = len(keys), False
             early.lookup = self._session.lookup(
@@ -183,31 +255,49 @@ class EarlyWaits:
         if answer is None:
             return ""
         early.lookup = None
-        found, complete, *_ = answer
+        return self._read(early, answer)
+
+    def _read(self, early: EarlyWait, answer: tuple[Any, ...]) -> str:
+        found, complete = answer[:2]
+        offered = answer[4] if self._direct else 0
         if found == early.keys or not complete:  # of an incomplete instance nothing is found
             return "over"
+        early.is_ending = early.is_ending or found + offered == early.keys
+        is_first = early.cached is None
+        if is_first and early.keys > 1:
+            early.cached = found
+        is_offered = offered and 0 < early.enough <= found + offered
+        if is_offered or (found and not is_first and early.keys > 1):
+            result = self._begin(early)
+            early.is_direct = early.has_begun and bool(is_offered or early.watch.is_here)
+            return result
         if early.keys == 1:
             return ""
-        if early.cached is not None and found:
-            return "begun" if self._reserve(early) else ""
-        if early.cached is None:
-            early.cached = found
         early.asks_last = True  # it may be there, although the save of another one was dropped
         return ""
 
     def _keys(self, state: RequestState, early: EarlyWait, first: int) -> list[bytes]:
         """The keys to look up: all, then the first one that was missing and the last one.
 
-        If the request may not load before the end, or has begun to, only the last one counts.
+        If the request may not load before the end, or its load follows the prefill, only the last
+        one counts.
         """
         chain, last = state.chain, early.blocks - 1
-        is_whole = not self.block_limit or early.has_begun or early.blocks > _native.MAX_KEYS
+        follows = early.is_direct if self._direct else early.has_begun
+        is_whole = not self.block_limit or follows or early.blocks > _native.MAX_KEYS
+        early.enough = 0
         if is_whole or early.asks_last:
             return [chain.key(last)]
         if early.cached is None:
+            early.enough = first + 1
             return chain.keys(0, early.blocks)
         probe = max(early.cached, first)
+        early.enough = int(probe <= last)
         return [chain.key(probe), chain.key(last)] if probe < last else [chain.key(last)]
+
+    def _begin(self, early: EarlyWait) -> str:
+        """The request may load, if it does not already and there is room."""
+        return "begun" if not early.has_begun and self._reserve(early) else ""
 
     def _reserve(self, early: EarlyWait) -> bool:
         blocks = early.blocks + 1 - early.local

@@ -30,6 +30,9 @@ MIN_TAIL_TOKENS = 2
 #: pending questions, and a prefill engine that hangs must not use up those of other requests.
 MAX_WAITS = 512
 
+#: A load that begins at the end of its request's wait has this time for blocks that are there.
+LEAST_WAIT_S = 0.01
+
 _LIMIT = 1 << 62  # of whole numbers from a router
 _LONGEST_WAIT_MS = 3_600_000
 _TAIL_KEY_BYTES = 32  # if no full block of the prompt determines the length of its keys
@@ -112,13 +115,18 @@ class Waits:
         *,
         patience_s: float,
         follows: bool,
+        direct: bool,
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
-        """``follows``: whether a prompt's last full block shows that all of it is there."""
+        """``follows``: whether a prompt's last full block shows that all of it is there.
+        ``direct``: whether blocks may be read out of other engines' memory.
+        """
         self._session = session
         self._follows = follows
-        self._early = EarlyWaits(session, patience_s=patience_s, clock=clock)
+        self._early = EarlyWaits(
+            session, patience_s=patience_s, clock=clock, direct=direct and follows
+        )
         self._patience_s = patience_s
         self._counts = counts
         self._clock = clock
@@ -194,9 +202,15 @@ class Waits:
             self.conclude(state, result)
         return not result
 
-    def poll(self, state: RequestState) -> str:
-        """Why no further save of a prefill is waited for; "": one is. The wait goes on."""
-        return self._early.poll(state, state.early.blocks - 1)
+    def poll(self, state: RequestState, first: int) -> str:
+        """Why no further save of a prefill is waited for; "": one is. The wait goes on. ``first``:
+        the index of the first block that is missing.
+        """
+        return self._early.poll(state, first)
+
+    def left_s(self, state: RequestState) -> float:
+        """The rest of the time for which a request waits for its prefill; above 0."""
+        return max(LEAST_WAIT_S, state.early.deadline - self._clock())
 
     def conclude(self, state: RequestState, result: str) -> None:
         """Ends the wait of a request that came together with its prefill, if it still waits."""

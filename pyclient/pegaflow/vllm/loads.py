@@ -80,6 +80,32 @@ class Loads:
             full_stop=full_stop,
         )
 
+    def begin_following(
+        self,
+        state: RequestState,
+        start: int,
+        keys: list[bytes],
+        blocks: Sequence[int],
+        *,
+        full_stop: int,
+        patience_s: float,
+    ) -> Load:
+        """A load without a claim, which waits ``patience_s`` for a prefill to compute its blocks:
+        ``blocks`` receive those with ``keys``, the chain's from ``start`` on.
+        """
+        return self._begin(
+            state,
+            Claim(start, ticket=None, asked_at=self._clock()),
+            start,
+            keys,
+            blocks=list(blocks),
+            bytes=len(blocks) * self._block_bytes,
+            pages=0,  # no other load waits for its copies
+            full_stop=full_stop,
+            patience_s=patience_s,
+            awaits_prefill=True,
+        )
+
     def begin_ranges(
         self,
         state: RequestState,
@@ -156,9 +182,13 @@ class Loads:
             load.handed_at = now
         queued = 0
         for load in self._under_way.values():
-            queued += load.bytes
+            own = load.bytes
+            if not load.patience_s:
+                queued += load.bytes
+                own = queued
             if load.deadline is None:
-                patience = self._patience_s + queued / self._bytes_per_second + REPORT_MARGIN_S
+                patience = self._patience_s + own / self._bytes_per_second + REPORT_MARGIN_S
+                patience += load.patience_s
                 if load.coming:
                     patience += COMING_PATIENCE_S
                 load.deadline = now + patience
@@ -198,9 +228,10 @@ class Loads:
     def abort(self, load: Load) -> None:
         """Ends the load of a request that is gone early; it is still reported."""
         load.aborted = True
-        self._cancel(load)
+        self.cancel(load)
 
-    def _cancel(self, load: Load) -> None:
+    def cancel(self, load: Load) -> None:
+        """Ends a load early; what it has copied counts."""
         if load.id in self._under_way and not load.cancelled:
             load.cancelled = True
             self._cancels.append(load.id)
@@ -223,7 +254,7 @@ class Loads:
                     now - (load.handed_at or now),
                     load.request_id,
                 )
-                self._cancel(load)
+                self.cancel(load)
         ends = self._cancels, self._discards
         self._cancels, self._discards = [], []
         return ends
@@ -252,6 +283,7 @@ class Loads:
         state.load = None
         self._count_blocks(load, outcome)
         self._counts.add("loaded_bytes", outcome.bytes)
+        self._counts.add("direct_bytes", outcome.direct_bytes)
         self._counts.add("verified_pages", outcome.verified)
         self._counts.add("corrupt_pages", outcome.corrupt)
         if load.handed_at is not None:
@@ -278,8 +310,8 @@ class Loads:
 
     def order(self, load: Load, computing: Computing | None) -> LoadOrder:
         """``computing``: its time now; None: the load is not compared with computing."""
-        if load.ranges:
-            computing = None  # a part of such a load is of no use
+        if load.ranges or load.patience_s:
+            computing = None  # a part of such a load is of no use, or it waits for its prefill
         if computing:
             computing = computing.or_later(load.computing, self._clock() - load.claimed_at)
             # If a part is cut, the engine computes all that is behind it too.
@@ -296,4 +328,15 @@ class Loads:
             load.refused,
             load.chunked.number if load.chunked else 0,
             load.left > 0,
+            **self._following(load),
         )
+
+    @staticmethod
+    def _following(load: Load) -> dict[str, Any]:
+        if not load.patience_s:
+            return {}
+        return {
+            "keys": b"".join(load.keys),
+            "key_bytes": len(load.keys[0]),
+            "patience_s": load.patience_s,
+        }

@@ -214,6 +214,11 @@ class Lookups:
             return None if state.claim is not None else 0
         # vLLM's own cache may have grown or shrunk since the question.
         offered = self._rules.offered(claim, local, state.request.num_tokens)
+        if offered < self._min_blocks and state.is_direct and claim.first <= local:
+            # All come out of another engine's memory.
+            self._undecided.pop(id(claim), None)
+            claim.accepted = True
+            offered = claim.wanted_stop - local
         if offered >= self._min_blocks and not claim.accepted:
             offered = self._worth_loading(claim, offered)
             if offered < self._min_blocks:
@@ -245,6 +250,27 @@ class Lookups:
         self._undecided.pop(id(claim), None)
         state.claim = None
         return claim
+
+    def has_rest(self, state: RequestState, stop: int) -> bool:
+        """Whether claim_next() was answered with all blocks before ``stop``. Ends the claim."""
+        claim = self.take_next(state)
+        if claim is None:
+            return False
+        self.end_claim(claim)
+        return claim.first + claim.blocks >= stop
+
+    def end_claim(self, claim: Claim) -> None:
+        """No load takes over an answered claim that the caller owns."""
+        if claim.held:
+            self._session.unclaim(claim.token)
+
+    def rest_keys(self, state: RequestState, first: int, stop: int) -> tuple[list[bytes], int]:
+        """The keys of the blocks ``first`` to ``stop`` - 1, of which the last may be the prompt's
+        partial block, and the index after the last full one.
+        """
+        full_stop = min(stop, self._reach(state))
+        keys: list[bytes] = state.chain.keys(first, full_stop)
+        return (keys + [self._tail(state)] if full_stop < stop else keys), full_stop
 
     def _worth_loading(self, claim: Claim, offered: int) -> int:
         """The number of ``offered`` blocks that are loaded sooner than computed. Decided once per

@@ -32,7 +32,7 @@ class SaveOrder:
 
 @dataclasses.dataclass(frozen=True)
 class LoadOrder:
-    """Claimed blocks for one request, which waits for them."""
+    """Blocks for one request, which waits for them."""
 
     load: int
     request_id: str
@@ -48,6 +48,11 @@ class LoadOrder:
     refused: str = ""  #: Why it is not begun.
     chunked: int = 0  #: The number of the chunked load of which it is a part; 0: of none.
     has_more: bool = False  #: Further parts follow; vLLM waits for the last one's report.
+    #: A load without a claim, which follows a prefill: the keys of the blocks, ``key_bytes`` each,
+    #: and the longest wait for all of them.
+    keys: bytes = b""
+    key_bytes: int = 0
+    patience_s: float = 0.0
 
     @property
     def count(self) -> int:
@@ -81,6 +86,7 @@ class Outcome:
     skipped: int = 0  #: Save: the cache had them, or had no room.
     failed: int = 0  #: Neither.
     bytes: int = 0
+    direct_bytes: int = 0  #: Load: those of them that came out of another engine's memory.
     took_s: float = 0.0
     error: str = ""  #: The code of the first error.
     detail: str = ""
@@ -108,6 +114,7 @@ class Outcome:
         self.skipped = max(self.skipped, other.skipped)
         self.failed = max(self.failed, other.failed)
         self.bytes += other.bytes
+        self.direct_bytes += other.direct_bytes
         self.verified += other.verified
         self.corrupt += other.corrupt
         self.took_s = max(self.took_s, other.took_s)

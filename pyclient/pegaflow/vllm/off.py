@@ -33,6 +33,7 @@ class SchedulerOff:
         self._was = was
         self._since = time.monotonic()
         self._refused: list[LoadOrder] = []  # vLLM waits for these
+        self._cancelled: list[int] = []  # loads that follow a prefill, which no side watches now
         self._pins: dict[int, list[Any]] = {}  # of save jobs that the workers know
         self._reported: dict[int, int] = {}  # number of ranks that reported a job
         self._events: Sequence[Any] = ()  # withdraws the blocks that KV events have reported
@@ -54,6 +55,8 @@ class SchedulerOff:
             LoadOrder(0, one.state.request_id, b"", 0, one.rest(), chunked=one.number)
             for one in was.chunked.open.values()
         ]
+        followers = [one.follower for one in was.chunked.following.values()]
+        self._cancelled = [load.id for load in followers if load is not None]
         if was.events is not None:
             self._events = was.events.give_up()
         if was.saves is not None:
@@ -90,7 +93,8 @@ class SchedulerOff:
 
     def plan(self, output: Any) -> StepPlan:
         refused, self._refused = self._refused, []
-        return StepPlan(refused=refused)
+        cancelled, self._cancelled = self._cancelled, []
+        return StepPlan(refused=refused, cancelled=cancelled)
 
     def report(self, report: WorkerReport) -> None:
         """Releases GPU blocks whose saves have ended on all ranks."""

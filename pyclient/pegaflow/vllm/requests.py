@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegaflow.vllm.chunked import ChunkedLoad
     from pegaflow.vllm.early import EarlyWait
     from pegaflow.vllm.handover import Handover
-    from pegaflow.vllm.plans import Progress
+    from pegaflow.vllm.plans import Progress, Tables
 
 
 #: More than any request has.
@@ -44,6 +44,11 @@ class Claim:
     #: With several kinds: the blocks that were claimed, and their size in pages of the first kind.
     ranges: Sequence[ClaimedRange] = ()
     pages: float | None = None
+
+    @property
+    def wanted_stop(self) -> int:
+        """The index after the last block that it was for."""
+        return self.tail_at + bool(self.tail)
 
     def full_stop(self, stop: int) -> int:
         """``stop``, or the index of the partial block if that lies before it."""
@@ -81,6 +86,15 @@ class Load:
     failed: bool = False  #: Some blocks did not arrive.
     chunked: ChunkedLoad | None = None  #: The load of which it is a part,
     left: int = 0  #: and the number of that one's blocks behind it.
+    #: It has no claim and follows a prefill: the longest wait for its blocks. 0: it has one.
+    patience_s: float = 0.0
+    awaits_prefill: bool = False  #: It cannot end yet: its last block is not computed.
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing happens to it before the server reports more of the prefill."""
+        ends = self.cancelled or self.discarded
+        return self.awaits_prefill and self.handed_at is not None and not ends
 
     @property
     def request_id(self) -> str:
@@ -142,3 +156,21 @@ class RequestState:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its blocks can be read out of its prefill engine's memory."""
+        return self.early is not None and self.early.is_direct
+
+
+def tables_of(state: RequestState, block_state: Any) -> Tables:
+    """A request's blocks, of each cache group."""
+    if block_state is None:
+        return (state.table,)
+    return block_state.get_block_ids(state.request_id) or ()
+
+
+def admitted_in(output: Any) -> set[str]:
+    """The requests that begin, or begin again, in this step."""
+    new = {one.req_id for one in output.scheduled_new_reqs}
+    return new | set(output.scheduled_cached_reqs.resumed_req_ids)

@@ -12,7 +12,7 @@ from pegaflow.engine.config import Settings
 from pegaflow.engine.rates import LoadPolicy, preempted_in
 from pegaflow.engine.view import View
 from pegaflow.vllm.adapters import Adapters
-from pegaflow.vllm.chunked import ChunkedLoads, wanted_stop
+from pegaflow.vllm.chunked import ChunkedLoads
 from pegaflow.vllm.events import BlockEvents
 from pegaflow.vllm.handover import Handover, Waits, is_asked_for, may_be_early
 from pegaflow.vllm.hints import Hints, keys_report, report_chain, with_keys
@@ -23,7 +23,13 @@ from pegaflow.vllm.lookups import Lookups
 from pegaflow.vllm.messages import LoadOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts, Summary
 from pegaflow.vllm.plans import BlockRules, Tables
-from pegaflow.vllm.requests import ALL_TOKENS, Load, RequestState
+from pegaflow.vllm.requests import (
+    ALL_TOKENS,
+    Load,
+    RequestState,
+    admitted_in,
+    tables_of,
+)
 from pegaflow.vllm.resets import Resets
 from pegaflow.vllm.saves import GpuBlocks, Saves
 from pegaflow.vllm.undrafted import UndraftedBlocks
@@ -140,6 +146,7 @@ class SchedulerSide:
             self._session,
             patience_s=self._settings.handover_wait_ms / 1e3,
             follows=may_be_early(self.rules),
+            direct=bool(self._settings.direct_group),
             counts=self.counts,
             clock=self._clock,
         )
@@ -160,6 +167,7 @@ class SchedulerSide:
             unit_tokens=self.unit_tokens,
             counts=self.counts,
             unclaim=self._unclaim,
+            clock=self._clock,
         )
 
     def _make_lookups(self, *, follow: bool) -> Lookups:
@@ -257,7 +265,7 @@ class SchedulerSide:
         stop = local + blocks
         if state.claim is not None and blocks and state.early is not None:
             # The other chunks' blocks come while the first one's are loaded.
-            stop = wanted_stop(state.claim)
+            stop = state.claim.wanted_stop
             tokens = (stop - local) * self.unit_tokens
         if state.claim is not None and stop > state.claim.full_stop(stop):
             # With the prompt's partial block; its last token is computed, for the next one.
@@ -434,7 +442,7 @@ class SchedulerSide:
 
     def _is_in_flight(self) -> bool:
         """Whether something ends that only a step notices: a load, a save, or an event."""
-        return bool(self.loads.under_way()) or self.keep_stepping()
+        return not all(one.is_quiet for one in self.loads.under_way()) or self.keep_stepping()
 
     def request_arrives(self) -> None:
         """vLLM's next step has another request. Thread-safe."""
@@ -449,7 +457,7 @@ class SchedulerSide:
             self._follow_tables(output)
         drafts = output.scheduled_spec_decode_tokens
         block_state = None if self._own_tables else output.kv_connector_block_state
-        admitted = _admitted_in(output)
+        admitted = admitted_in(output)
         if self.rules.undrafted_from is not None:
             self._follow_drafts(output, self.rules.undrafted_from, block_state, admitted)
         if self._link["state"] != "ready" or self._away:
@@ -477,7 +485,7 @@ class SchedulerSide:
                 tokens, offers = self._written_tokens(request), ()
             if not state.progress.has_work(tokens, offers):
                 continue
-            state.progress.collect(saves, _tables(state, block_state), tokens, offers)
+            state.progress.collect(saves, tables_of(state, block_state), tokens, offers)
 
     def _follow_drafts(self, output: Any, limit: int, block_state: Any, admitted: set[str]) -> None:
         """Notes which tokens get no draft KV: in a step with a request of more than ``limit``
@@ -494,11 +502,11 @@ class SchedulerSide:
                 else:
                     start = self._written_tokens(state.request)
                     state.drafted_tokens = min(state.drafted_tokens, start)
-                for table in _tables(state, block_state):
+                for table in tables_of(state, block_state):
                     self._undrafted.add(table, start, stop)
         for state in states:
             if state.request_id in admitted:
-                self._find_undrafted(state, _tables(state, block_state))
+                self._find_undrafted(state, tables_of(state, block_state))
 
     def _find_undrafted(self, state: RequestState, tables: Tables) -> None:
         """Notes what a request that vLLM admits has of blocks without draft KV."""
@@ -531,6 +539,7 @@ class SchedulerSide:
         for load in self.loads.report(report.loads):
             if not load.aborted:  # then its claim has ended already
                 self._unclaim(load)
+            self.chunked.ended(load)
             if (outcome := report.loads.get(load.id)) and outcome.first_failed is not None:
                 log.log(
                     logging.DEBUG if outcome.cut else logging.WARNING,
@@ -672,16 +681,3 @@ class SchedulerSide:
         """Ends all claims."""
         self._adapters.close()
         self._session.close()
-
-
-def _tables(state: RequestState, block_state: Any) -> Tables:
-    """A request's blocks, of each cache group."""
-    if block_state is None:
-        return (state.table,)
-    return block_state.get_block_ids(state.request_id) or ()
-
-
-def _admitted_in(output: Any) -> set[str]:
-    """The requests that begin, or begin again, in this step."""
-    new = {one.req_id for one in output.scheduled_new_reqs}
-    return new | set(output.scheduled_cached_reqs.resumed_req_ids)

@@ -331,6 +331,10 @@ class WorkerSide:
     def _load(self, order: LoadOrder) -> None:
         if order.ranges:
             self.mover.load_ranges(order.load, order.token, order.ranges, order.claimed)
+        elif order.keys:
+            self.mover.load_following(
+                order.load, order.keys, order.key_bytes, order.blocks, order.patience_s
+            )
         else:
             self.mover.load(
                 order.load, order.token, order.first, order.blocks, computing=order.computing
@@ -376,9 +380,11 @@ class WorkerSide:
         if self.mover is None or not self._has_jobs():
             return
         self._take_finished()
-        # vLLM waits for the last part of a chunked load, and for no other.
+        # vLLM waits for the last part of a chunked load, and for no other. If that follows a
+        # prefill, it is not completed early.
         if self._tells_early and any(
-            not job.followed and not job.order.has_more for job in self.loads.values()
+            not (job.followed or job.order.has_more or job.order.keys)
+            for job in self.loads.values()
         ):
             self._follow()
 
@@ -393,7 +399,8 @@ class WorkerSide:
                 del self.saves[done.id]
 
     def _load_ended(self, job: _Job, done: Any) -> None:
-        if done.copying_s and done.bytes:  # a load may end before its first page
+        # A load may end before its first page. One that follows a prefill waits between its copies.
+        if done.copying_s and done.bytes and not job.order.keys:
             self.reports.copied(done.bytes / self.mover.page_bytes, done.copying_s)
         if job.followed:
             if done.error:
@@ -409,6 +416,7 @@ class WorkerSide:
             blocks=job.order.count - missing,
             failed=missing,
             bytes=done.bytes,
+            direct_bytes=done.direct_bytes if job.order.keys else 0,
             took_s=done.took_s,
             error=error if failed else "",
             detail=done.error or "",
