@@ -21,6 +21,7 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.cli import (
+    direct,
     directory,
     disk_path,
     disks,
@@ -103,6 +104,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
+        yield from direct.check_direct(samples)
         yield from routers.check_routers(server, instances)
 
 
