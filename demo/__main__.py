@@ -24,6 +24,7 @@ from types import FrameType
 
 from demo.claims.cold import record_baseline, store_all, warm_up
 from demo.claims.damaged import NoTestHooks, damage_is_seen
+from demo.claims.direct import run_direct
 from demo.claims.directory import run_directory
 from demo.claims.engine_killed import kill_engine
 from demo.claims.kinds import run_kinds
@@ -86,7 +87,8 @@ def main(argv: list[str]) -> int:
             if isinstance(stage, Stage):
                 claims = _run(stage, options.prove)
             elif isinstance(stage, PdStage):
-                claims = _run_one_by_one(stage, run_split(stage))
+                parts = run_direct(stage) if options.direct else run_split(stage)
+                claims = _run_one_by_one(stage, parts)
             elif isinstance(stage, KindsStage):
                 claims = _run_one_by_one(stage, run_kinds(stage))
             elif isinstance(stage, SglangStage):
@@ -175,6 +177,12 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         "on the other, which is killed before and in the middle of an answer",
     )
     parser.add_argument(
+        "--direct",
+        action="store_true",
+        help="with --pd: the decode engine reads blocks out of the prefill engine's memory while\n"
+        "they are saved; engines, server and client end in the middle of it",
+    )
+    parser.add_argument(
         "--nodes",
         type=int,
         choices=[2, len(NAMES)],
@@ -239,6 +247,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--nodes cannot be combined with --prove or --tp")
     if options.nodes and options.pd != (options.nodes == 2):
         parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
+    if options.direct and (not options.pd or options.nodes):
+        parser.error("--direct needs --pd, on one node")
     if options.directory and options.nodes != len(NAMES):
         parser.error(f"--directory needs --nodes {len(NAMES)}")
     if options.model and options.draft:
@@ -297,7 +307,8 @@ def _set_up(
         elif options.routing:
             stage = RoutingStage(build, logs, sockets, seed)
         elif options.pd:
-            stage = PdStage(build, logs, sockets, seed, options.nodes or 1)
+            nodes = options.nodes or 1
+            stage = PdStage(build, logs, sockets, seed, nodes, direct=options.direct)
         elif options.model or options.draft:
             subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
             stage = KindsStage(build, logs, sockets, seed, subject)

@@ -36,8 +36,16 @@ class PdStage(StartsChildren):
     """One run's servers and results. Belongs to the main thread."""
 
     def __init__(
-        self, build_dir: Path, logs: Path, sockets: Path, seed: int, nodes: int = 1
+        self,
+        build_dir: Path,
+        logs: Path,
+        sockets: Path,
+        seed: int,
+        nodes: int = 1,
+        *,
+        direct: bool = False,
     ) -> None:
+        """``direct``: the decode engine reads the prefill engine's memory."""
         self.shape = SMALL
         model = ensure_model(self.shape)
         self.progress = Progress()
@@ -65,13 +73,24 @@ class PdStage(StartsChildren):
             (sockets / "node-2").mkdir()
             self.decode_pega = PegaServer(binary, sockets / "node-2", SMALL_POOL_SIZE)
             self.decode_pega.log_file = logs / "pegaflow-server-2.log"
+        self._make_engines(model, sockets, logs, build_dir / "python", direct=direct)
+        self._router_binary = build_dir / "router" / "pegaflow-router"
+        self._directory = sockets
+        self._logs = logs
+        self.router: RouterServer | None = None
+
+    def _make_engines(
+        self, model: Path, sockets: Path, logs: Path, python: Path, *, direct: bool
+    ) -> None:
         plain = VllmOptions(model, kv_cache_bytes=KV_CACHE_BYTES)
         connected = dataclasses.replace(
             plain,
             connector=self.pega.address,
             # A machine where two engines share a few cores is slower than any in production.
-            extra_config=LONG_DEADLINES | {"pegaflow.handover_wait_ms": 10_000},
-            python_path=[build_dir / "python"],
+            extra_config=LONG_DEADLINES
+            | {"pegaflow.handover_wait_ms": 10_000}
+            | ({"pegaflow.direct_group": "demo"} if direct else {}),
+            python_path=[python],
         )
         self.plain = VllmServer(plain, sockets / "plain")
         chunks = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
@@ -87,10 +106,6 @@ class PdStage(StartsChildren):
             (self.decode, "decode"),
         ):
             vllm.log_file = logs / f"vllm-{name}.log"
-        self._router_binary = build_dir / "router" / "pegaflow-router"
-        self._directory = sockets
-        self._logs = logs
-        self.router: RouterServer | None = None
 
     @contextlib.contextmanager
     def servers(self) -> Iterator[None]:
@@ -189,6 +204,20 @@ class PdStage(StartsChildren):
         """Blocks that loads of the decode engine did not bring, so that it computed them."""
         return int(self.decode.metrics().total("vllm:pegaflow_load_failed_blocks_total"))
 
+    def direct_bytes(self) -> int:
+        """Bytes that the decode engine has read out of the prefill engine's memory."""
+        return int(self.decode.metrics().total("vllm:pegaflow_direct_bytes_total"))
+
+    def direct_reads(self) -> int:
+        """Such reads in flight, as the server knows."""
+        return int(self.pega.metrics().total("pegaflow_direct_reads"))
+
+    def prefill_is_free(self) -> bool:
+        return _is_free(self.prefill)
+
+    def decode_is_free(self) -> bool:
+        return _is_free(self.decode)
+
     def unfinished(self) -> tuple[int, int]:
         """Requests that the prefill engine and the decode engine have."""
         counts = [
@@ -200,6 +229,11 @@ class PdStage(StartsChildren):
     def prefilled(self) -> int:
         """Requests that the prefill engine has answered."""
         return int(self.prefill.metrics().total("vllm:request_success_total"))
+
+
+def _is_free(vllm: VllmServer) -> bool:
+    """Whether no block of an engine's KV cache is in use."""
+    return vllm.metrics().total("vllm:kv_cache_usage_perc") == 0
 
 
 def loaded_tokens(prompt: Prompt) -> int:
