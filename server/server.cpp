@@ -617,7 +617,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<Fetches> ssd_fetches_;    // With disks, without other nodes.
   std::unique_ptr<Fetches> local_fetches_;  // Without a source.
   std::unique_ptr<DirectReads> direct_;
-  std::unique_ptr<Nodes> nodes_;            // Its lanes write into the pool.
+  std::unique_ptr<Nodes> nodes_;  // Its lanes write into the pool.
   std::unique_ptr<Prefetches> prefetches_;
   std::unique_ptr<SessionContext> context_;
   std::unique_ptr<Admin> admin_;

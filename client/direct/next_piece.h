@@ -18,17 +18,17 @@ namespace pegaflow {
 /// The answer: leading blocks of the question, either in the pool or in another engine's memory.
 struct NextPiece {
   std::vector<std::uint32_t> slots;      ///< In the pool.
-  std::vector<std::uint64_t> checksums;  ///< Of those; empty if there are none.
+  std::vector<std::uint64_t> checksums;  ///< Those of the slots; empty if there are none.
   std::uint64_t source = 0;              ///< That other engine, as Sources knows it; 0: the pool.
   std::vector<std::uint32_t> blocks;     ///< The numbers of its blocks.
-  std::vector<BlockGuard> guards;        ///< Of those, in their order.
+  std::vector<BlockGuard> guards;        ///< Those of `blocks`, in their order.
   /// Neither has the first block, after all of the question's patience.
   bool is_late = false;
   /// Why the memory of `source` cannot be read.
   std::optional<Error> unreadable;
 };
 
-/// What a worker wants to know with openNext.
+/// The arguments of openNext.
 struct NextQuestion {
   std::uint64_t pin = 0;
   std::span<const BlockKey> keys;

@@ -82,7 +82,7 @@ struct LoadJob : MoverJob {
   LoadPace pace;
   /// Those of its blocks, if it follows its prefill: then it has one part and no token.
   std::vector<BlockKey> keys{};
-  Duration patience{};      ///< Of such a load, from its acceptance on.
+  Duration patience{};      ///< The time of such a load, from its acceptance on.
   bool pool_next = false;   ///< Its next piece comes from the pool,
   bool pool_only = false;   ///< or all of them do.
   std::uint64_t bytes = 0;  ///< Copied by pieces that have ended.

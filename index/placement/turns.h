@@ -24,8 +24,8 @@ class Turns {
   /// The wait for one router, since any of them has placed a request: a record takes 0.1 to 0.5 ms
   /// on machines that are not busy.
   static constexpr double kFirst = 0.002;
-  /// What each further router adds to it. Without it, those behind a router that has no request
-  /// would all choose at one time.
+  /// The time that each further router adds to it. Without it, those behind a router that has no
+  /// request would all choose at one time.
   static constexpr double kFurther = 0.001;
   /// The longest wait for each of the other routers, however many requests they place meanwhile.
   static constexpr double kEach = 0.004;

@@ -59,7 +59,7 @@ struct DirectWorker {
     return true;
   }
 
-  /// What the engine does with blocks once no job uses them.
+  /// Fills blocks anew, as the engine does once no job uses them.
   void overwrite(const Blocks& blocks, std::uint64_t seed = 0xBAD) {
     for (const std::uint32_t block : blocks) memory.fill(block, seed);
   }

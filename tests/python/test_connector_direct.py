@@ -50,19 +50,26 @@ def tasks(pid: int) -> list[str]:
     return states
 
 
+def wait_for_threads(pid: int, state: str) -> None:
+    """Waits until each thread of a process sleeps, "S", or is stopped, "T"."""
+    wait_until(lambda: set(tasks(pid)) == {state}, f"process {pid} has threads {tasks(pid)}")
+
+
 @contextlib.contextmanager
 def frozen(server: PegaServer, p: Engine) -> Iterator[None]:
     """The prefill engine computes a chunk and reserves its slots. Meanwhile it copies nothing."""
     workers = [one.pid for one in p.ranks if isinstance(one, RankProcess)]
     with stopped(server):
+        wait_for_threads(server.pid, "T")
         scheduled: list[int] = []
         p.on_schedule = lambda output: scheduled.append(output.total_num_scheduled_tokens)
         p.step()
         assert scheduled[0] > 1
         for pid in workers:
             # Then the call to the server, which it cannot answer, was sent.
-            wait_until(lambda pid=pid: set(tasks(pid)) == {"S"}, "the worker is busy")
+            wait_for_threads(pid, "S")
             os.kill(pid, signal.SIGSTOP)
+            wait_for_threads(pid, "T")
     try:
         yield
     finally:

@@ -14,7 +14,7 @@
 namespace pegaflow::engine {
 namespace {
 
-/// What a proof covers, in the order of its bytes.
+/// The members that a proof covers, in the order of its bytes.
 struct Covered {
   BlockKey key;
   std::uint64_t extent = 0;

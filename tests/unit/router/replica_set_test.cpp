@@ -178,7 +178,8 @@ TEST_SUITE("replicas") {
   TEST_CASE("an answer that is not streamed shows that the engine computes another prompt now") {
     One a;
     One b;
-    // The engine receives that of the first router before the other one, of which it is told later.
+    // The engine receives that of the first router before the other one, whose record arrives
+    // later.
     const auto second = b.place(0, words(40'000, 'b'));
     const auto first = a.place(0, words(40'000, 'a'));
     b.hear(a.take());

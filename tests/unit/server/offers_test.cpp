@@ -75,7 +75,7 @@ TEST_CASE("blocks of a second worker are read after those of the first") {
   CHECK(f.read(1, 1)->source->connection == kOther);
 }
 
-TEST_CASE("nobody reads blocks of another group, shard or generation, or its own ones") {
+TEST_CASE("a worker reads no blocks of another group, shard or generation, or its own ones") {
   Fixture f;
   constexpr Id128 kStranger{3, 1};
   constexpr Id128 kNeighbor{3, 2};

@@ -471,7 +471,7 @@ TEST_SUITE("HostDevice::add_peer") {
     CHECK_FALSE(f.completions.wait_for(1)[0].error);
   }
 
-  TEST_CASE("a descriptor that is no pidfd is refused") {
+  TEST_CASE("a descriptor other than a pidfd is refused") {
     Fixture f(1, 4);
     PeerMemory memory = f.peer.description(f.layout);
     memory.process = STDERR_FILENO;
