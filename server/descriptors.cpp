@@ -13,7 +13,8 @@ namespace {
 
 constexpr Log kLog{"server"};
 
-/// A connection's socket, its pidfd twice with a keeper, and the pidfd of a detached one.
+/// A connection's socket, its pidfd twice with a keeper, and the pidfd of a detached one. The few
+/// workers with direct memory have two more, within what is left to spare.
 constexpr std::uint64_t kPerClient = 4;
 
 /// For a node in one direction: its control connection and the sockets of its lane.

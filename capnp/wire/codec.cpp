@@ -172,11 +172,12 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
                 kMaxGroupBytes);
   }
   if (segments.size() == 0 || segments.size() > kMaxSegmentsOnWire || reader.getBlocks() == 0 ||
-      reader.getGuardCount() == 0) {
+      reader.getGuardCount() == 0 || reader.getGuardCount() > kMaxGuards) {
     return fail(Errc::kInvalidArgument,
-                "direct memory of {} blocks with {} segments and {} guards: 1 to {} segments are "
-                "possible, and at least one block and guard",
-                reader.getBlocks(), segments.size(), reader.getGuardCount(), kMaxSegmentsOnWire);
+                "direct memory of {} blocks with {} segments and {} guards: 1 to {} segments and 1 "
+                "to {} guards are possible, and at least one block",
+                reader.getBlocks(), segments.size(), reader.getGuardCount(), kMaxSegmentsOnWire,
+                kMaxGuards);
   }
   OfferedMemory memory{.group = to_std(group),
                        .blocks = reader.getBlocks(),

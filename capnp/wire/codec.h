@@ -63,6 +63,7 @@ inline constexpr std::size_t kMaxNoticeBytes = 512;      ///< Kept of a decline'
 inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's name.
 inline constexpr std::size_t kMaxGroupBytes = 64;        ///< Limit of a direct group's name.
 inline constexpr std::size_t kMaxSegmentsOnWire = 1024;  ///< Segments of a page.
+inline constexpr std::uint32_t kMaxGuards = 65536;       ///< Guards of a worker.
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);
@@ -126,7 +127,8 @@ struct OfferedMemory {
   bool operator==(const OfferedMemory&) const = default;
 };
 /// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no
-/// block or guard, and for no segment or more than kMaxSegmentsOnWire.
+/// block or guard, for more than
+/// kMaxGuards guards, and for no segment or more than kMaxSegmentsOnWire.
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader);
 void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder);
 

@@ -53,7 +53,8 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   const std::uint64_t peer = ++last_peer_;
   memory.process = process.get();
   if (Result<void> added = device_.add_peer(peer, memory); !added) {
-    if (added.error().code == Errc::kRefused) {
+    // An engine that has ended, or a device that is not attached, is not asked for again.
+    if (added.error().code != Errc::kGone) {
       add_unreadable(source, std::move(process), added.error());
     }
     return added;

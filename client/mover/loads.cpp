@@ -18,6 +18,13 @@ constexpr Log kLog{"mover"};
 /// A copy may take this much longer than computing: the delay that a stuck source may add.
 constexpr Duration kCutAfter = std::chrono::milliseconds(20);
 
+/// The keys of one openNext. A call that waits counts against the server's limit of a connection's
+/// calls, with all of its keys.
+constexpr std::size_t kKeysPerQuestion = 256;
+
+/// The pause after a server had too many waiting calls.
+constexpr Duration kBusyPause = std::chrono::milliseconds(100);
+
 /// The least time between two lines about wrong pages: failing memory causes many.
 constexpr Duration kCorruptLineInterval = std::chrono::seconds(10);
 
@@ -161,8 +168,9 @@ void Loads::open_next(const PartId& id) {
   const LoadJob& job = state_.loads.at(id.ticket);
   const LoadPart& part = job.parts[id.index];
   const Duration left = job.accepted + job.patience - state_.clock.now();
+  const std::span<const BlockKey> keys = std::span(job.keys).subspan(part.done);
   const NextQuestion question{.pin = part.pin,
-                              .keys = std::span(job.keys).subspan(part.done),
+                              .keys = keys.first(std::min(keys.size(), kKeysPerQuestion)),
                               .patience = std::clamp(left, Duration::zero(), kLongestNextWait),
                               .pool_only = job.pool_next || job.pool_only};
   tasks_.add(ask_next(link_, state_.sources, question, state_.options.link.open_deadline)
@@ -176,6 +184,9 @@ void Loads::on_next(const PartId& id, Result<NextPiece>&& piece) {
   if (!piece) {
     // After its deadline the server may still execute the call: the next call drops the result.
     if (piece.error().code == Errc::kTimeout) cleanup_.release(part.pin);
+    const bool is_over =
+        job.gave_up || job.is_ending || state_.clock.now() - job.accepted >= job.patience;
+    if (piece.error().code == Errc::kBusy && !is_over) return ask_later(id);
     return end_part(id, job.gave_up ? job.gave_up : std::move(piece.error()));
   }
   if (piece->is_late && state_.clock.now() - job.accepted >= job.patience) {
@@ -199,6 +210,12 @@ void Loads::on_next(const PartId& id, Result<NextPiece>&& piece) {
   if (piece->source != 0) return submit_direct(id, *pages, std::move(*piece));
   job.pool_next = false;
   submit(id, *pages);
+}
+
+void Loads::ask_later(const PartId& id) {
+  tasks_.add(link_.timer().afterDelay(kBusyPause.count() * kj::NANOSECONDS).then([this, id] {
+    if (is_asking(id)) go_on_following(id);
+  }));
 }
 
 std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
@@ -359,8 +376,12 @@ void Loads::start_deadline(const PartId& id) {
       part.pin,
       link_.timer()
           .afterDelay(deadline.count() * kj::NANOSECONDS)
-          .then([this, ticket = id.ticket, deadline, is_cut] {
-            LoadJob& late = state_.loads.at(ticket);
+          .then([this, id, deadline, is_cut] {
+            LoadJob& late = state_.loads.at(id.ticket);
+            // The pool has these blocks soon, too.
+            if (const LoadPart& slow = late.parts[id.index]; slow.source != 0) {
+              return slow.copies.cancel(state_.device);
+            }
             if (is_cut) late.cut = LoadPace::Cut::kSlow;
             give_up(late, {Errc::kTimeout,
                            fmt::format("not loaded within {}", format_duration(deadline))});

@@ -71,6 +71,8 @@ class Loads {
   void skip_direct(const PartId& id, const Error& why);
   /// Opens the next piece of such a load, under a pin of its own, unless the load is over.
   void go_on_following(const PartId& id);
+  /// The same after a pause.
+  void ask_later(const PartId& id);
   /// The pages in the opened slots; no value if the response is inconsistent or a slot is beyond
   /// the pool.
   [[nodiscard]] std::optional<std::vector<PageCopies::Page>> place(const LoadPart& part,

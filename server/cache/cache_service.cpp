@@ -200,6 +200,10 @@ std::optional<CacheService::Reach> CacheService::direct_reach(const Id128& conne
   return reach;
 }
 
+std::optional<engine::SpaceId> CacheService::space_of_job(const JobId& job) const {
+  return store_->space_of_job(job);
+}
+
 Result<void> CacheService::check_member(const Id128& connection) {
   return member(connection).map([](const Client*) {});
 }

@@ -246,6 +246,8 @@ class CacheService {
   };
   /// No value for a caller whose instance is not served, or has several kinds of blocks.
   [[nodiscard]] std::optional<Reach> direct_reach(const Id128& connection);
+  /// The namespace generation of a job's blocks; no value if it has none now.
+  [[nodiscard]] std::optional<engine::SpaceId> space_of_job(const JobId& job) const;
   /// Errors: kInvalidArgument for a connection that has neither attached nor registered; kGone.
   Result<void> check_member(const Id128& connection);
   struct Reset {

@@ -399,6 +399,8 @@ Result<CacheService::Registered> CacheService::register_again(
   const Instance& own = *caller.instance;
   const Pages pages = registered_pages(registration);
   if (own.id != registration.instance || caller.rank != registration.rank ||
+      own.ranks[caller.rank].shard != registration.shard ||
+      own.ranks[caller.rank].cells != std::max(1U, registration.cells) ||
       own.ranks[caller.rank].page_bytes != pages.bytes || own.rules != pages.rules) {
     return fail(Errc::kInvalidArgument, "this connection has registered for instance {}", own.id);
   }

@@ -45,6 +45,14 @@ Result<void> check_guards(int fd, std::uint32_t guards) {
   return {};
 }
 
+/// Ends the waits for the former promise, and begins those for the next one.
+void fire(kj::Own<kj::PromiseFulfiller<void>>& fulfiller, kj::ForkedPromise<void>& promise) {
+  auto next = kj::newPromiseAndFulfiller<void>();
+  if (fulfiller.get() != nullptr) fulfiller->fulfill();
+  fulfiller = kj::mv(next.fulfiller);
+  promise = next.promise.fork();
+}
+
 Result<UniqueFd> duplicate(int fd) {
   UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) return fail_errno(errno, "duplicate a worker's descriptor");
@@ -61,26 +69,34 @@ struct DirectReads::Opening {
   engine::PinId pin{};
   TimePoint deadline{};
   bool is_cancelled = false;
+  kj::Own<kj::PromiseFulfiller<void>> cancel{};  ///< While it waits.
 };
 
 DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock)
-    : service_(service), timer_(timer), clock_(clock), changed_(nullptr) {
-  auto pair = kj::newPromiseAndFulfiller<void>();
-  change_ = kj::mv(pair.fulfiller);
-  changed_ = pair.promise.fork();
+    : service_(service), timer_(timer), clock_(clock), changed_(nullptr), read_ended_(nullptr) {
+  fire(change_, changed_);
+  fire(read_end_, read_ended_);
 }
 
 DirectReads::~DirectReads() noexcept(false) = default;
 
 void DirectReads::changed() {
-  auto pair = kj::newPromiseAndFulfiller<void>();
-  change_->fulfill();
-  change_ = kj::mv(pair.fulfiller);
-  changed_ = pair.promise.fork();
+  if (waiting_.empty() || is_look_due_) return;
+  is_look_due_ = true;
+  const Duration pause =
+      std::max<Duration>(Duration::zero(), last_look_ + kBetweenLooks - clock_.now());
+  look_ = timer_.afterDelay(to_kj(pause))
+              .then([this]() {
+                is_look_due_ = false;
+                last_look_ = clock_.now();
+                fire(change_, changed_);
+              })
+              .eagerlyEvaluate(nullptr);
 }
 
 Result<void> DirectReads::joined(const Id128& connection, std::uint32_t shard,
                                  const OfferedMemory& memory, int guards, int process) {
+  if (offers_.has(connection, shard, memory)) return {};
   PEGA_TRY(check_guards(guards, memory.guards));
   PEGA_TRY_LET(UniqueFd own_guards, duplicate(guards));
   PEGA_TRY_LET(UniqueFd own_process, duplicate(process));
@@ -89,12 +105,14 @@ Result<void> DirectReads::joined(const Id128& connection, std::uint32_t shard,
 }
 
 void DirectReads::left(const Id128& connection) {
-  if (!offers_.has(connection)) return;
-  for (auto& [pin, opening] : waiting_) {
-    if (pin.first == connection) opening->is_cancelled = true;
+  for (auto each = waiting_.lower_bound({connection, 0});
+       each != waiting_.end() && each->first.first == connection; ++each) {
+    each->second->is_cancelled = true;
+    each->second->cancel->fulfill();
   }
+  if (!offers_.has(connection)) return;
   offers_.remove(connection);
-  changed();
+  fire(read_end_, read_ended_);
 }
 
 Result<void> DirectReads::reserved(const Id128& connection,
@@ -103,21 +121,23 @@ Result<void> DirectReads::reserved(const Id128& connection,
                                    std::span<const std::uint32_t> slots) {
   if (params.getGuardValue() == 0 || params.getKind() != 0) return {};
   const auto reach = service_.direct_reach(connection);
-  if (!reach) return {};
+  const JobId job = read_job(params.getJob());
+  // A reset may have come between: the job's blocks are of the former generation.
+  if (!reach || service_.space_of_job(job) != reach->generation) return {};
   PEGA_TRY_LET(const std::vector<std::uint32_t> blocks,
                read_numbers<std::uint32_t>(params.getBlocks()));
   std::vector<bool> skipped;
   skipped.reserve(slots.size());
   for (const std::uint32_t slot : slots) skipped.push_back(slot == CacheService::kNoPage);
-  PEGA_TRY(offers_.offer(connection, read_job(params.getJob()), reach->generation, keys, blocks,
-                         skipped, {.place = params.getGuard(), .value = params.getGuardValue()}));
+  PEGA_TRY(offers_.offer(connection, job, reach->generation, keys, blocks, skipped,
+                         {.place = params.getGuard(), .value = params.getGuardValue()}));
   changed();
   return {};
 }
 
 void DirectReads::job_ended(const Id128& connection, const JobId& job) {
   offers_.job_ended(connection, job);
-  if (!waiting_.empty()) changed();
+  changed();
 }
 
 std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockKey> beyond) {
@@ -130,9 +150,9 @@ std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockK
 
 kj::Promise<Result<void>> DirectReads::open_next(const Id128& connection, OpenNext call) {
   const auto params = call.getParams();
-  if (!offers_.has(connection)) {
+  if (waiting_.contains({connection, params.getPin()})) {
     return Result<void>(
-        fail(Errc::kInvalidArgument, "openNext by a worker that has not registered its memory"));
+        fail(Errc::kInvalidArgument, "openNext: pin {} waits already", params.getPin()));
   }
   auto opening = std::make_shared<Opening>(Opening{.connection = connection, .call = call});
   std::vector<BlockKey> scratch;
@@ -149,8 +169,7 @@ kj::Promise<Result<void>> DirectReads::open_next(const Id128& connection, OpenNe
 }
 
 kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
-  const Pin pin{opening->connection, static_cast<std::uint64_t>(opening->pin)};
-  waiting_.erase(pin);
+  end_wait(*opening);
   if (opening->is_cancelled) {
     return Result<void>(fail(Errc::kCancelled, "pin {} was released before a block arrived",
                              static_cast<std::uint64_t>(opening->pin)));
@@ -162,13 +181,24 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
   if (now >= opening->deadline) {
     return Result<void>(fail(Errc::kTimeout, "no block arrived"));
   }
-  if (waiting_.size() >= kMostWaits) {
-    return Result<void>(fail(Errc::kBusy, "{} calls wait for blocks already", waiting_.size()));
+  std::size_t& waits = waits_of_[opening->connection];
+  if (waits >= kMostWaits) {
+    return Result<void>(fail(Errc::kBusy, "{} calls wait for blocks already", waits));
   }
-  waiting_.emplace(pin, opening);
+  ++waits;
+  waiting_.emplace(Pin{opening->connection, static_cast<std::uint64_t>(opening->pin)}, opening);
+  auto cancel = kj::newPromiseAndFulfiller<void>();
+  opening->cancel = kj::mv(cancel.fulfiller);
   return changed_.addBranch()
-      .exclusiveJoin(timer_.afterDelay(to_kj(opening->deadline - now)))
+      .exclusiveJoin(kj::mv(cancel.promise))
+      .exclusiveJoin(timer_.afterDelay(to_kj(std::min<Duration>(opening->deadline - now, kRetry))))
       .then([this, opening]() { return try_open(opening); });
+}
+
+void DirectReads::end_wait(const Opening& opening) {
+  if (waiting_.erase({opening.connection, static_cast<std::uint64_t>(opening.pin)}) == 0) return;
+  const auto waits = waits_of_.find(opening.connection);
+  if (--waits->second == 0) waits_of_.erase(waits);
 }
 
 Result<bool> DirectReads::open_in_pool(Opening& opening) {
@@ -224,10 +254,11 @@ bool DirectReads::open_in_memory(Opening& opening) {
 
 void DirectReads::released(const Id128& connection, engine::PinId pin) {
   const Pin name{connection, static_cast<std::uint64_t>(pin)};
-  const bool was_reading = offers_.end_read(connection, name.second);
+  if (offers_.end_read(connection, name.second)) fire(read_end_, read_ended_);
   const auto waits = waiting_.find(name);
-  if (waits != waiting_.end()) waits->second->is_cancelled = true;
-  if (was_reading || waits != waiting_.end()) changed();
+  if (waits == waiting_.end()) return;
+  waits->second->is_cancelled = true;
+  waits->second->cancel->fulfill();
 }
 
 // ---- writers
@@ -240,7 +271,7 @@ kj::Promise<Result<void>> DirectReads::wait_for_readers(const Id128& connection,
                                                         TimePoint deadline) {
   const TimePoint now = clock_.now();
   if (!offers_.is_read(connection, job) || now >= deadline) return Result<void>();
-  return changed_.addBranch()
+  return read_ended_.addBranch()
       .exclusiveJoin(timer_.afterDelay(to_kj(deadline - now)))
       .then([this, connection, job, deadline]() {
         return wait_for_readers(connection, job, deadline);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,14 @@ class DirectReads {
   static constexpr std::chrono::seconds kReadPatience{2};
   /// The longest wait of an openNext, whatever its caller requests.
   static constexpr std::chrono::seconds kLongestWait{10};
-  /// Limit of openNext calls of all connections that wait.
+  /// Limit of openNext calls of one connection that wait.
   static constexpr std::size_t kMostWaits = 1024;
+  /// A call that waits looks again after this time at the latest: not every block that becomes
+  /// findable, and no room for its pin, is announced.
+  static constexpr std::chrono::milliseconds kRetry{250};
+  /// The least time between two looks of all calls that wait, so that many of them do not cost the
+  /// others' calls more than that.
+  static constexpr std::chrono::milliseconds kBetweenLooks{1};
 
   /// All outlive it.
   DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock);
@@ -42,6 +49,7 @@ class DirectReads {
   [[nodiscard]] const Offers& offers() const noexcept { return offers_; }
 
   /// A worker has registered its memory. Duplicates both descriptors: of its guards, and its pidfd.
+  /// A repeated registration changes nothing.
   /// Errors: kInvalidArgument for guards that are not sealed memory of the stated size; kIo.
   Result<void> joined(const Id128& connection, std::uint32_t shard, const OfferedMemory& memory,
                       int guards, int process);
@@ -73,6 +81,7 @@ class DirectReads {
   using Pin = std::pair<Id128, std::uint64_t>;
 
   kj::Promise<Result<void>> try_open(const OneOpening& opening);
+  void end_wait(const Opening& opening);
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
   bool open_in_memory(Opening& opening);
@@ -84,8 +93,14 @@ class DirectReads {
   const Clock& clock_;
   Offers offers_;
   std::map<Pin, OneOpening> waiting_;
+  std::unordered_map<Id128, std::size_t> waits_of_;  ///< By connection.
+  bool is_look_due_ = false;
+  TimePoint last_look_{};
+  kj::Promise<void> look_ = nullptr;
   kj::Own<kj::PromiseFulfiller<void>> change_;
   kj::ForkedPromise<void> changed_;
+  kj::Own<kj::PromiseFulfiller<void>> read_end_;
+  kj::ForkedPromise<void> read_ended_;
 };
 
 }  // namespace pegaflow::server

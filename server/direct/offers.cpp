@@ -56,19 +56,27 @@ Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::Sp
   if (beyond != blocks.end()) {
     return fail(Errc::kInvalidArgument, "reserve: block {} of {}", *beyond, source.memory.blocks);
   }
-  if (pages_.size() + keys.size() > kMostBlocks) return {};
+  if (listed_ + keys.size() > kMostBlocks) return {};
   const auto [row, is_new] = jobs_.try_emplace({connection, job});
   Job& one = row->second;
   if (is_new) {
     one.name = row->first;
     one.source = found->second;
   }
+  if (!one.pages.empty() && (one.guard.place != guard.place || one.guard.value != guard.value)) {
+    return fail(Errc::kInvalidArgument, "reserve: job {} has guard {}, not {}", job.number,
+                one.guard.place, guard.place);
+  }
   one.guard = guard;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (skipped[i]) continue;
     const Page page{.space = space, .shard = source.shard, .key = keys[i]};
-    pages_[page] = {.job = &one, .block = blocks[i]};
-    one.pages.push_back(page);
+    Entry& entry = pages_[page];
+    if (entry.job != &one) {  // Else the call was repeated.
+      one.pages.push_back(page);
+      ++listed_;
+    }
+    entry = {.job = &one, .block = blocks[i]};
   }
   forget_if_unused(row);
   return {};
@@ -80,6 +88,7 @@ void Offers::withdraw(Job& job) {
     const auto entry = pages_.find(page);
     if (entry != pages_.end() && entry->second.job == &job) pages_.erase(entry);
   }
+  listed_ -= job.pages.size();
   job.pages.clear();
 }
 
@@ -129,6 +138,9 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::Spa
   }
   if (found.source == nullptr) return std::nullopt;
   end_read(reader, pin);  // A repeated call.
+  std::size_t& reads = reads_of_[reader];
+  if (reads >= kMostReads) return std::nullopt;
+  ++reads;
   std::vector<JobName> names;
   for (Job* const job : jobs) {
     if (std::find(names.begin(), names.end(), job->name) != names.end()) continue;
@@ -144,6 +156,7 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::Spa
 bool Offers::end_read(const Id128& reader, std::uint64_t pin) {
   const auto read = reads_.extract(Pin{reader, pin});
   if (read.empty()) return false;
+  if (const auto count = reads_of_.find(reader); --count->second == 0) reads_of_.erase(count);
   for (const JobName& name : read.mapped()) {
     const auto job = jobs_.find(name);
     if (job == jobs_.end()) continue;

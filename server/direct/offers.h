@@ -36,6 +36,8 @@ class Offers {
  public:
   /// More blocks are not offered.
   static constexpr std::size_t kMostBlocks = std::size_t{1} << 20;
+  /// A worker begins no further read beside so many.
+  static constexpr std::size_t kMostReads = 1024;
 
   /// A worker that has registered its memory. Immutable.
   struct Source {
@@ -56,6 +58,13 @@ class Offers {
   [[nodiscard]] bool has(const Id128& connection) const {
     return by_connection_.contains(connection);
   }
+  /// Whether the connection has a source with this memory.
+  [[nodiscard]] bool has(const Id128& connection, std::uint32_t shard,
+                         const OfferedMemory& memory) const {
+    const auto found = by_connection_.find(connection);
+    return found != by_connection_.end() && found->second->shard == shard &&
+           found->second->memory == memory;
+  }
 
   struct Guarded {
     std::uint32_t place = 0;  ///< In the source's array of guards.
@@ -64,7 +73,8 @@ class Offers {
   /// The job of a worker writes these keys, which lie in its blocks of the same places. Those with
   /// `skipped` set are not saved by it, and not offered.
   /// Errors: kInvalidArgument for a connection without a source, another number of blocks than
-  /// keys, a block or a guard beyond the registered ones, or a guard of value 0.
+  /// keys, a block or a guard beyond the registered ones, a guard of value 0, or another guard than
+  /// earlier blocks of the job have.
   Result<void> offer(const Id128& connection, const JobId& job, engine::SpaceId space,
                      std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
                      const std::vector<bool>& skipped, const Guarded& guard);
@@ -138,6 +148,8 @@ class Offers {
   std::map<JobName, Job> jobs_;
   std::unordered_map<Page, Entry, PageHash> pages_;
   std::map<Pin, std::vector<JobName>> reads_;
+  std::unordered_map<Id128, std::size_t> reads_of_;  ///< By reader.
+  std::size_t listed_ = 0;                           ///< Pages of all jobs.
   Stats counted_;
 };
 

@@ -265,7 +265,7 @@ class SessionImpl final : public wire::Session::Server {
             const auto offered =
                 context_.direct.reserved(connection_, call.getParams(), state->keys, *state->slots);
             if (!offered)
-              kRpcLog.warn("blocks are not offered error=\"{}\"", offered.error().detail);
+              kRpcLog.debug("blocks are not offered error=\"{}\"", offered.error().detail);
           }
           answer_slots(state->slots, call);
           return finish(measured, state->slots);

@@ -193,6 +193,51 @@ TEST_SUITE("direct reads") {
     CHECK(f.decode.engine->wrong_blocks(numbers_from(1, 2), blocks_from(30, 2)) == 0);
   }
 
+  TEST_CASE("many loads of long prompts that wait do not hold up the saves of their engine") {
+    ServerProcess server;
+    DirectWorker decode(server.socket(), "decode", "pd", patient_mover());
+    constexpr std::size_t kLoads = 300;
+    constexpr std::size_t kKeys = 2048;
+    Blocks blocks(kKeys);
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      blocks[i] = static_cast<std::uint32_t>(i % DirectWorker::kBlocks);
+    }
+    for (std::size_t load = 1; load <= kLoads; ++load) {
+      REQUIRE(decode.follow(load, numbers_from(load * 10'000, kKeys), blocks, kHang));
+    }
+    CHECK_FALSE(decode.engine->save(numbers_from(1, 4), blocks_from(0, 4)).error);
+  }
+
+  TEST_CASE("as many loads as another group may have in wait do not end the load of an engine") {
+    ServerProcess server;
+    DirectWorker others(server.socket(), "others", "another group", patient_mover());
+    DirectWorker prefill(server.socket(), "prefill");
+    DirectWorker decode(server.socket(), "decode");
+    for (std::uint64_t load = 1; load <= Mover::Options().max_jobs; ++load) {
+      REQUIRE(others.follow(load, numbers_from(load * 100, 2), blocks_from(0, 2), kHang));
+    }
+    REQUIRE(decode.follow(1, numbers_from(1, 4), blocks_from(0, 4), kHang));
+    CHECK_FALSE(prefill.engine->save(numbers_from(1, 4), blocks_from(0, 4)).error);
+    CHECK(decode.engine->next_finished().blocks == 4);
+  }
+
+  TEST_CASE("a block in the pool is loaded soon after there is room for its pin") {
+    ServerProcess::Options options;
+    options.pool_size = "4mb";
+    ServerProcess server(options);
+    DirectWorker prefill(server.socket(), "prefill");
+    DirectWorker decode(server.socket(), "decode");
+    for (std::uint64_t first : {1, 61, 121}) {
+      CHECK(prefill.engine->save(numbers_from(first, 60), blocks_from(0, 60)).blocks == 60);
+    }
+    const auto claim = decode.engine->claim(numbers_from(1, 180));
+    REQUIRE(claim);
+    REQUIRE(claim->blocks < 180);  // The limit of claims.
+    REQUIRE(decode.follow(1, numbers_from(175, 5), blocks_from(0, 5), std::chrono::seconds(6)));
+    decode.engine->session().unclaim(claim->token);
+    CHECK(decode.engine->next_finished().blocks == 5);
+  }
+
   TEST_CASE("engines of another group, or without one, are not read") {
     for (const std::string other : {"else", ""}) {
       CAPTURE(other);

@@ -79,12 +79,14 @@ class HostDevice::Impl {
   /// Holds the mutex while it looks at the peer, which happens once for each engine of the host.
   Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) {
     if (forked()) return fail(Errc::kGone, "the copy threads belong to the parent process");
-    const std::lock_guard lock(mutex_);
-    if (!attached_) return fail(Errc::kGone, "add peer: the device is not attached to a pool");
-    if (peer == 0 || peers_.contains(peer)) {
-      return fail(Errc::kInvalidArgument, "add peer: {} is 0 or the name of another peer", peer);
-    }
-    PEGA_TRY_LET(PeerReader reader, PeerReader::open(memory, layouts_.front()));
+    std::unique_lock lock(mutex_);
+    PEGA_TRY(check_new_peer(peer));
+    const PageLayout layout = layouts_.front();
+    // Its first read waits as long as the other process changes its mappings; copies go on.
+    lock.unlock();
+    PEGA_TRY_LET(PeerReader reader, PeerReader::open(memory, layout));
+    lock.lock();
+    PEGA_TRY(check_new_peer(peer));
     peers_.emplace(peer, std::move(reader));
     return {};
   }
@@ -141,6 +143,14 @@ class HostDevice::Impl {
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
 
  private:
+  [[nodiscard]] Result<void> check_new_peer(std::uint64_t peer) const {
+    if (!attached_) return fail(Errc::kGone, "add peer: the device is not attached to a pool");
+    if (peer == 0 || peers_.contains(peer)) {
+      return fail(Errc::kInvalidArgument, "add peer: {} is 0 or the name of another peer", peer);
+    }
+    return {};
+  }
+
   struct Job {
     Batch batch;
     const PeerReader* peer = nullptr;  ///< The batch's, if it has one.

@@ -30,6 +30,8 @@ UNKNOWN = -1  #: No number of news.
 #: The time in which a part that follows its prefill loads the blocks that are there, once no more
 #: can come. What is missing then is computed.
 GRACE_S = 0.25
+#: After this time a part whose blocks are all in the pool is looked at again: no claim keeps them.
+LOOK_AGAIN_S = 1.0
 NEVER = float("inf")
 
 
@@ -49,7 +51,8 @@ class ChunkedLoad:
     is_last_claim: bool = False  #: The latest claim was sent after that.
     is_open: bool = True  #: The last part was not ordered yet, or follows the prefill.
     follower: Load | None = None  #: The last part, if it follows the prefill,
-    ends_at: float = NEVER  #: and when it is cancelled.
+    ends_at: float = NEVER  #: and when it is cancelled,
+    was_whole: bool = False  #: or looked at again, as the pool had all of its blocks.
 
     def rest(self) -> list[int]:
         """vLLM's blocks that no part has."""
@@ -165,6 +168,9 @@ class ChunkedLoads:
         """Begins the part that follows the prefill: all that no part has."""
         state, first = chunked.state, chunked.next
         keys, full_stop = self._lookups.rest_keys(state, first, chunked.stop)
+        if len(keys) != chunked.stop - first or not keys[-1]:
+            self._end(chunked, "failed")  # some key is in doubt since its claim
+            return
         load = self._loads.begin_following(
             state,
             first,
@@ -189,15 +195,24 @@ class ChunkedLoads:
             load.awaits_prefill = not chunked.result and not state.early.is_ending
             if not chunked.result:
                 return
-            chunked.ends_at = self._clock() + GRACE_S
-            if chunked.result == "over":
-                self._lookups.claim_next(state, load.start)
+            self._give_time(chunked, claims=chunked.result == "over")
         if failed:
-            chunked.ends_at = 0.0
+            chunked.ends_at, chunked.was_whole = 0.0, False
         elif state.claim is not None and self._lookups.has_rest(state, chunked.stop):
-            chunked.ends_at = NEVER
-        if self._clock() >= chunked.ends_at:
+            chunked.ends_at, chunked.was_whole = self._clock() + LOOK_AGAIN_S, True
+        if self._clock() < chunked.ends_at:
+            return
+        if chunked.was_whole:
+            self._give_time(chunked, claims=True)
+        else:
             self._loads.cancel(load)
+
+    def _give_time(self, chunked: ChunkedLoad, *, claims: bool) -> None:
+        """Nothing more can come: what is there may still be loaded. ``claims``: that may be all."""
+        assert chunked.follower is not None
+        chunked.ends_at, chunked.was_whole = self._clock() + GRACE_S, False
+        if claims:
+            self._lookups.claim_next(chunked.state, chunked.follower.start)
 
     def ended(self, load: Load) -> None:
         """The workers have reported a load."""

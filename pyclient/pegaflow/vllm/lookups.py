@@ -252,12 +252,14 @@ class Lookups:
         return claim
 
     def has_rest(self, state: RequestState, stop: int) -> bool:
-        """Whether claim_next() was answered with all blocks before ``stop``. Ends the claim."""
+        """Whether claim_next() found all blocks before ``stop`` in this server's pool. Ends the
+        claim.
+        """
         claim = self.take_next(state)
         if claim is None:
             return False
         self.end_claim(claim)
-        return claim.first + claim.blocks >= stop
+        return claim.first + claim.blocks - claim.coming >= stop
 
     def end_claim(self, claim: Claim) -> None:
         """No load takes over an answered claim that the caller owns."""

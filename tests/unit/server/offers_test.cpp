@@ -162,6 +162,27 @@ TEST_CASE("a lookup counts the blocks that all ranks of its engine could read") 
   CHECK(f.offers.count(unknown, kSpace, keys(0, 4)) == 0);
 }
 
+TEST_CASE("an offer that is repeated changes nothing, and one under another guard is refused") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
+  CHECK(f.offers.stats().blocks == 2);
+  CHECK(f.offer(kWriter, 1, 2, {12}, {.place = 4, .value = 78}).error().code ==
+        Errc::kInvalidArgument);
+  CHECK(f.read(0, 3)->blocks.size() == 2);
+  f.offers.job_ended(kWriter, job(1));
+  CHECK(f.offers.stats().blocks == 0);
+}
+
+TEST_CASE("a worker with too many reads begins no further one until one of them ends") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10}));
+  for (std::uint64_t pin = 1; pin <= Offers::kMostReads; ++pin) REQUIRE(f.read(0, 1, pin));
+  CHECK_FALSE(f.read(0, 1, Offers::kMostReads + 1));
+  CHECK(f.offers.end_read(kReader, 5));
+  CHECK(f.read(0, 1, Offers::kMostReads + 1));
+}
+
 TEST_CASE("an offer that does not fit the registered memory is refused") {
   Fixture f;
   CHECK(f.offer(Id128{8, 8}, 1, 0, {1}).error().code == Errc::kInvalidArgument);
