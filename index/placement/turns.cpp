@@ -36,7 +36,8 @@ void Turns::placed(RouterId router, double now) {
   Newest& newest = newest_[router];
   newest.times[newest.next] = now;
   newest.next = (newest.next + 1) % kCounted;
-  last_placed_ = now;
+  // Own placements say nothing about the others: many of them would never let the wait end.
+  if (router != 0) last_placed_ = now;
 }
 
 std::size_t Turns::count(RouterId router, double arrived) const {

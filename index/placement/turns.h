@@ -21,7 +21,7 @@ namespace pegaflow::index {
 /// Thread-bound; times are seconds on one monotonic scale. All memory is allocated at the start.
 class Turns {
  public:
-  /// The wait for one router, since any of them has placed a request: a record takes 0.1 to 0.5 ms
+  /// The wait for one router, since another one has placed a request: a record takes 0.1 to 0.5 ms
   /// on machines that are not busy.
   static constexpr double kFirst = 0.002;
   /// The time that each further router adds to it. Without it, those behind a router that has no
