@@ -10,7 +10,9 @@ The target: with both legs at once, the first token comes no later than with one
 
 With --beside there is a further decode engine that differs in one option of the connector, with a
 router that sends both legs at once to it. For each decode engine the run notes its processor time
-for a request, and how many steps a second it made while it waited.
+for a request, and how many steps a second it made while it waited. If the option is
+pegaflow.direct_group, the prefill engine has it too, and the target is half of the time that both
+legs at once add to the prefill without it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from tests.support.vllm_server import (
 )
 
 ARMS = ("serial", "early", "alone")
+DIRECT = "pegaflow.direct_group"
 
 
 @dataclasses.dataclass
@@ -68,9 +71,11 @@ class Rig:
             kv_cache_bytes=1 << 30 if given.shape else 1 << 29,
             python_path=[build / "python"],
         )
-        self.prefill = self._engine(
-            "prefill", dataclasses.replace(options, arguments=chunk), given.niceness, given.pin
+        groups = dict(text.split("=", 1) for text in given.beside if text.startswith(DIRECT))
+        prefill = dataclasses.replace(
+            options, arguments=chunk, extra_config=options.extra_config | groups
         )
+        self.prefill = self._engine("prefill", prefill, given.niceness, given.pin)
         #: By arm. The cores of --pin-decode are those of all of them: one works at a time.
         decode = self._engine("decode", options, given.decode_niceness, given.pin_decode)
         self.decodes = {"serial": decode, "early": decode}
@@ -191,6 +196,24 @@ def figure(tokens: int, samples: dict[str, list[Sample]]) -> Figure:
     )
 
 
+def direct_figure(tokens: int, arm: str, samples: dict[str, list[Sample]]) -> Figure:
+    """The time that a decode engine which reads directly adds to the prefill alone."""
+    alone = statistics.median(one.ttft_s for one in samples["alone"])
+    added = {name: [(one.ttft_s - alone) * 1e3 for one in samples[name]] for name in (arm, "early")}
+    return Figure(
+        run="direct reads: added to the prefill",
+        params={"tokens": tokens},
+        figure=statistics.median(added[arm]),
+        unit="ms",
+        bound=statistics.median(added["early"]),
+        bound_name="the same through the pool",
+        target=0.5,
+        n=len(added[arm]),
+        spread=f"{min(added[arm]):.1f} to {max(added[arm]):.1f} ms "
+        f"(bound: {min(added['early']):.1f} to {max(added['early']):.1f})",
+    )
+
+
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=9)
@@ -236,6 +259,11 @@ def main() -> int:
                 if rig.handovers("early", "early") - early != options.rounds:
                     raise AssertionError("a request was not sent to both engines at once")
                 figures.append(figure(tokens, samples))
+                figures += [
+                    direct_figure(tokens, arm, samples)
+                    for arm in options.beside
+                    if arm.startswith(DIRECT)
+                ]
     except Exception:
         note(f"the logs are in {directory}")
         raise
