@@ -71,9 +71,9 @@ kj::Promise<UniqueFd> descriptor_of(Client& capability) {
 PeerMemory peer_memory(const OfferedMemory& offered) {
   PeerMemory memory{.segments = {}, .block_count = offered.blocks};
   for (const OfferedMemory::Segment& segment : offered.segments) {
-    // Not dereferenced. NOLINTNEXTLINE(performance-no-int-to-ptr)
-    memory.segments.push_back(
-        {reinterpret_cast<std::byte*>(segment.base), segment.stride, segment.bytes});
+    // Only the other process has it. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    auto* const base = reinterpret_cast<std::byte*>(segment.base);
+    memory.segments.push_back({base, segment.stride, segment.bytes});
   }
   return memory;
 }

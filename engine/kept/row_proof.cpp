@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#define XXH_INLINE_ALL
+#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming)
 #include <xxhash.h>
 
 #include "engine/kept/kept_tables.h"
