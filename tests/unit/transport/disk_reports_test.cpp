@@ -32,7 +32,7 @@ struct Fixture {
     disk = std::move(*opened);
   }
 
-  Disk::Request read(std::uint64_t ticket, std::optional<Error> failure = std::nullopt) {
+  Disk::Request read(std::uint64_t ticket, const std::optional<Error>& failure = std::nullopt) {
     const std::uint64_t at = ticket % kBlocks * kBlock;
     return {.ticket = ticket,
             .offset = at,
