@@ -409,7 +409,7 @@ TEST_SUITE("the SSD tier") {
 
   TEST_CASE("a disk that hangs holds up no read from another disk") {
     // More than the tier reads at once is in flight at the disk that hangs.
-    constexpr std::size_t kLarge = 48;
+    constexpr std::size_t kLarge = 96;
     const HangingReads reads("first");
     TemporaryDirectory directory;
     const auto first = directory.path() / "first";
