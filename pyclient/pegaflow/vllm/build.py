@@ -19,6 +19,7 @@ from pegaflow.engine.config import (
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, TooManyPieces, geometry
 from pegaflow.vllm import adapters, agreement, drafts, namespace, ranks, weights
+from pegaflow.vllm.device import device_type
 from pegaflow.vllm.exchange import Exchange
 from pegaflow.vllm.grid import Grid, NoGrid, read_grid
 from pegaflow.vllm.kinds import read_kinds, specs_by_layer
@@ -139,9 +140,10 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     grid = _grid(vllm_config, kv_cache_config, settings)
     rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
-    if settings.direct_group and not _may_be_direct(kv_cache_config, grid):
+    group = _direct_group(vllm_config, kv_cache_config, settings, grid)
+    if group != settings.direct_group:
         log.warning("pegaflow: pegaflow.direct_group has no effect: %s", NOT_DIRECT)
-        settings = dataclasses.replace(settings, direct_group="")
+        settings = dataclasses.replace(settings, direct_group=group)
     transfer = vllm_config.kv_transfer_config
 
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -190,14 +192,18 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
 
 
 NOT_DIRECT = (
-    "only blocks of one cache group of full attention are read out of another engine's memory, and "
-    "not with pegaflow.tp_sizes"
+    "only blocks in the memory of CPUs, of one cache group of full attention, are read out of "
+    "another engine's memory, and not with pegaflow.tp_sizes"
 )
 
 
-def _may_be_direct(kv_cache_config: Any, grid: Grid | None) -> bool:
-    """Whether engines of a direct group can read each other's blocks."""
-    return grid is None and is_one_of_full_attention(kv_cache_config)
+def _direct_group(
+    vllm_config: Any, kv_cache_config: Any, settings: Settings, grid: Grid | None
+) -> str:
+    """The group of engines that read each other's blocks; "": this one cannot."""
+    is_on_cpu = device_type(vllm_config) == "cpu"
+    can = is_on_cpu and grid is None and is_one_of_full_attention(kv_cache_config)
+    return settings.direct_group if can else ""
 
 
 def _kinds(vllm_config: Any, kv_cache_config: Any) -> BlockKinds | None:
@@ -311,7 +317,7 @@ def _make_mover(
         cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
-        direct_group=settings.direct_group if _may_be_direct(kv_cache_config, grid) else "",
+        direct_group=_direct_group(vllm_config, kv_cache_config, settings, grid),
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pegaflow.vllm.device import device_type
+
 #: vLLM's device types on which a real vLLM slept and woke with this connector, and answered as one
 #: without. Elsewhere sleep mode needs `pegaflow.untested=true`.
 VERIFIED: frozenset[str] = frozenset({"cuda"})
@@ -35,8 +37,7 @@ def problem(vllm_config: Any, serves_untested: Callable[[Any], bool]) -> str:
         )
     if (backend := getattr(model, "sleep_mode_backend", "cumem")) != "cumem":
         return f"sleep mode with the backend {backend} is not supported, with cumem it is"
-    device_config = getattr(vllm_config, "device_config", None)
-    if getattr(device_config, "device_type", "cuda") in VERIFIED or serves_untested(vllm_config):
+    if device_type(vllm_config) in VERIFIED or serves_untested(vllm_config):
         return ""
     return "sleep mode is not verified on this device yet; pegaflow.untested=true serves it"
 

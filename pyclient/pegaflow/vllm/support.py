@@ -7,6 +7,7 @@ from typing import Any
 from pegaflow.engine.config import ConfigError, read_settings
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.vllm import drafts, ranks, sleep
+from pegaflow.vllm.device import device_type
 from pegaflow.vllm.kinds import UnservedGroups, layer_specs, read_kinds, spec_problem
 
 #: Whether several cache groups, windows, chunks and states are served.
@@ -136,8 +137,7 @@ def _release() -> str:
 
 def _verified(vllm_config: Any, kv_cache_config: Any, kinds: BlockKinds) -> str:
     labels = tuple(sorted({kind.rule.label for kind in kinds.kinds}))
-    device_config = getattr(vllm_config, "device_config", None)
-    device = getattr(device_config, "device_type", "cuda")
+    device = device_type(vllm_config)
     what = f"cache groups of kinds {', '.join(labels)}"
     if labels in VERIFIED.get(device, ()):
         if device == "cpu" or "state" not in labels or not _has_latents(kv_cache_config):
