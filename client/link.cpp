@@ -12,6 +12,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/rpc_connection.h"
 #include "capnp/wire/rpc_error.h"
@@ -48,17 +49,6 @@ Result<UniqueFd> connect_to(const std::string& path) {
   }
   return socket;
 }
-
-/// Carries the pidfd of this process: the server watches it to detect that this process can no
-/// longer write to the pool, which the end of a connection does not prove.
-class ProcessHandleImpl final : public wire::ProcessHandle::Server {
- public:
-  explicit ProcessHandleImpl(int pidfd) : pidfd_(pidfd) {}
-  kj::Maybe<int> getFd() override { return pidfd_; }
-
- private:
-  const int pidfd_;
-};
 
 /// The result of hello().
 /// A connection to a socket without a server costs microseconds: while one may be restarting, the
@@ -194,7 +184,11 @@ kj::Promise<Result<void>> Link::say_hello() {
   write_id(connection_->previous, request.initPreviousConnection());
   request.setQuiesced(true);  // Role::end() of that connection has resolved.
   request.setBuild(options_.build.c_str());
-  if (identity_.pidfd >= 0) request.setHandle(kj::heap<ProcessHandleImpl>(identity_.pidfd));
+  // The server watches the pidfd of this process to detect that it can no longer write to the pool,
+  // which the end of a connection does not prove.
+  if (identity_.pidfd >= 0) {
+    request.setHandle(kj::heap<CarriedDescriptor<wire::ProcessHandle>>(identity_.pidfd));
+  }
   return call(kj::mv(request), options_.connect_deadline, "hello",
               [this](auto& answer) { return read_welcome(answer, minimum_, maximum_); })
       .then([this](Result<Welcome>&& welcome) -> Result<void> {

@@ -106,7 +106,7 @@ class Mover {
                     const std::optional<LoadPace::Computing>& computing = std::nullopt);
 
   /// Loads blocks by their keys, those of a part of a prompt in its order, without a claim: those
-  /// that are in the pool, and those that another engine of the direct group is saving, as soon as
+  /// that are in the pool, and blocks that another engine of the direct group is saving, as soon as
   /// that has computed them. `patience`: the longest wait, from now on, for blocks that neither
   /// has; the rest has failed then, with kTimeout. What the other engine may have overwritten
   /// before it was read does not count, and is loaded once it is saved. follow() never returns such

@@ -24,7 +24,7 @@ struct SessionAnswer {
   bool complete = false;   ///< All ranks of the instance are connected; else blocks is 0.
   Id128 token;             ///< The claim's; none for a lookup or an empty claim.
   std::size_t coming = 0;  ///< Those of the blocks, at the end, that another node has.
-  /// For a lookup: the number of blocks after those that are sealed here which
+  /// For a lookup: the number of blocks after the sealed ones here which
   /// Mover::load_following() would read out of another engine's memory.
   std::size_t offered = 0;
   /// For a claim: the predicted arrival of the first and the last of them, counted from the

@@ -35,7 +35,7 @@ class Sources {
   Sources(const Sources&) = delete;
   Sources& operator=(const Sources&) = delete;
 
-  /// The names of the engines that it has, after it has forgotten those that have ended.
+  /// The names of the engines here. Forgets ended ones first.
   [[nodiscard]] std::vector<std::uint64_t> known();
   [[nodiscard]] bool knows(std::uint64_t source) const { return find(source) != nullptr; }
 

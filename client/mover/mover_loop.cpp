@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/os/thread.h"
 #include "base/units.h"
+#include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 
 namespace pegaflow {
@@ -53,16 +54,6 @@ OfferedMemory offered_memory(const MoverOptions& options, const KindTable& kinds
   }
   return memory;
 }
-
-/// Carries the memfd of this process's guards.
-class GuardsImpl final : public wire::Guards::Server {
- public:
-  explicit GuardsImpl(int fd) : fd_(fd) {}
-  kj::Maybe<int> getFd() override { return fd_; }
-
- private:
-  const int fd_;
-};
 
 }  // namespace
 
@@ -157,7 +148,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
   const Registration sent = registration();
   write_registration(sent, request);
   if (sent.direct) {
-    request.getDirect().setGuards(kj::heap<GuardsImpl>(state_.guards->fd()));
+    request.getDirect().setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(state_.guards->fd()));
   } else if (state_.guards != nullptr) {
     kLog.info(
         "the server does not support direct reads, blocks are loaded once they are saved "

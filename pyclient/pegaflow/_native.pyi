@@ -409,7 +409,7 @@ class Mover:
     ) -> None:
         """Loads blocks by their keys, those of a part of a prompt in its order.
 
-        Loads those that the cache has, and those that another engine of the direct group is
+        Loads the cached blocks, and blocks that another engine of the direct group is
         saving, as soon as it has computed them. Waits at most ``patience_s`` in all; the blocks
         that neither has by then have failed. The load is never returned by follow().
 

@@ -31,7 +31,7 @@ std::string_view known_by(const KvRouting& routing, const KvFleet::Rank& rank) {
   return pool->has_reports && routing.pools().offers_chains(rank.engine) ? "chains" : "pool";
 }
 
-/// Where the rank's events are received, and who has named it.
+/// The endpoint of the rank's events, and its origin: the engine or an option.
 std::string endpoint_json(const KvFleet::Rank& rank) {
   if (rank.stream == 0) return R"("endpoint":null,"endpoint_from":null)";
   return fmt::format(R"("endpoint":{},"endpoint_from":"{}")", json_quote(rank.address.endpoint),

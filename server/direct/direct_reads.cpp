@@ -7,29 +7,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/kj_time.h"
 
 namespace pegaflow::server {
 namespace {
-
-class GuardsImpl final : public wire::Guards::Server {
- public:
-  explicit GuardsImpl(std::shared_ptr<const Offers::Source> source) : source_(std::move(source)) {}
-  kj::Maybe<int> getFd() override { return source_->guards.get(); }
-
- private:
-  std::shared_ptr<const Offers::Source> source_;
-};
-
-class ProcessImpl final : public wire::ProcessHandle::Server {
- public:
-  explicit ProcessImpl(std::shared_ptr<const Offers::Source> source) : source_(std::move(source)) {}
-  kj::Maybe<int> getFd() override { return source_->process.get(); }
-
- private:
-  std::shared_ptr<const Offers::Source> source_;
-};
 
 /// Readers map it, so it must not become shorter.
 Result<void> check_guards(int fd, std::uint32_t guards) {
@@ -247,8 +230,10 @@ bool DirectReads::open_in_memory(Opening& opening) {
   }
   auto memory = results.initMemory();
   write_memory(found->source->memory, memory);
-  memory.setGuards(kj::heap<GuardsImpl>(found->source));
-  results.setProcess(kj::heap<ProcessImpl>(found->source));
+  memory.setGuards(
+      kj::heap<CarriedDescriptor<wire::Guards>>(found->source->guards.get(), found->source));
+  results.setProcess(kj::heap<CarriedDescriptor<wire::ProcessHandle>>(found->source->process.get(),
+                                                                      found->source));
   return true;
 }
 

@@ -56,8 +56,8 @@ class DirectReads {
   /// Its connection has ended, or it said goodbye.
   void left(const Id128& connection);
 
-  /// The slots of a reserve that has succeeded: those that are not skipped are offered under the
-  /// call's guard, if it has one. Errors: those of Offers::offer().
+  /// The slots of a reserve that has succeeded: slots other than skipped ones are offered
+  /// under the call's guard, if it has one. Errors: those of Offers::offer().
   Result<void> reserved(const Id128& connection, wire::Session::ReserveParams::Reader params,
                         std::span<const BlockKey> keys, std::span<const std::uint32_t> slots);
   /// The caller's part of the job has ended.
@@ -65,7 +65,8 @@ class DirectReads {
   /// Blocks may have become findable.
   void changed();
 
-  /// The blocks after `sealed` of a lookup that its engine could read directly.
+  /// How many leading blocks of `beyond`, behind the sealed ones of a lookup, its engine could read
+  /// directly.
   [[nodiscard]] std::size_t offered(const Id128& connection, std::span<const BlockKey> beyond);
 
   using OpenNext =

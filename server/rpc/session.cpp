@@ -6,6 +6,7 @@
 
 #include <kj/memory.h>
 
+#include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "cluster/peers.h"
 #include "server/cache/fetches.h"
@@ -24,15 +25,6 @@ namespace {
 
 /// A disk that has not recorded a reset by then may never do it.
 constexpr kj::Duration kRecordPatience = 2 * kj::SECONDS;
-
-class PoolImpl final : public wire::Pool::Server {
- public:
-  explicit PoolImpl(int fd) : fd_(fd) {}
-  kj::Maybe<int> getFd() override { return fd_; }
-
- private:
-  int fd_;
-};
 
 class SessionImpl final : public wire::Session::Server {
  public:
@@ -72,7 +64,8 @@ class SessionImpl final : public wire::Session::Server {
     auto results = call.getResults();
     if (done) {
       // One for the session: a repeated call returns the export that the first one made.
-      if (pool_ == nullptr) pool_ = wire::Pool::Client(kj::heap<PoolImpl>(context_.pool_fd));
+      if (pool_ == nullptr)
+        pool_ = wire::Pool::Client(kj::heap<CarriedDescriptor<wire::Pool>>(context_.pool_fd));
       KJ_IF_MAYBE (pool, pool_) results.setPool(*pool);
       results.setPoolBytes(context_.pool_bytes);
       if (context_.keeping != nullptr && !context_.keeping->pool().is_none()) {

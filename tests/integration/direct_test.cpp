@@ -46,6 +46,16 @@ struct Pair {
     REQUIRE(decode.finds_offered(numbers, numbers.size()));
   }
 
+  /// Both engines use the cache again, and blocks are read directly as before.
+  void read_again(const Numbers& numbers) {
+    prefill.engine->wait_ready();
+    decode.engine->wait_ready();
+    begin_save(2, numbers, blocks_from(0, 8));
+    REQUIRE(decode.follow(10, numbers, blocks_from(20, 8)));
+    CHECK(decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
   ServerProcess server;
   DirectWorker prefill;
   DirectWorker decode;
@@ -466,12 +476,7 @@ TEST_SUITE("direct reads") {
     CHECK(loaded.blocks == 0);
     CHECK(loaded.failed_blocks == blocks_from(20, 8));
 
-    f.prefill.engine->wait_ready();
-    f.decode.engine->wait_ready();
-    f.begin_save(2, numbers, blocks_from(0, 8));
-    REQUIRE(f.decode.follow(10, numbers, blocks_from(20, 8)));
-    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
-    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+    f.read_again(numbers);
   }
 
   TEST_CASE("a killed server ends saves and loads, and the next one serves both engines") {
@@ -492,12 +497,7 @@ TEST_SUITE("direct reads") {
     CHECK(loaded.failed_blocks == blocks_from(20, 8));
 
     f.server.start();
-    f.prefill.engine->wait_ready();
-    f.decode.engine->wait_ready();
-    f.begin_save(2, numbers, blocks_from(0, 8));
-    REQUIRE(f.decode.follow(10, numbers, blocks_from(20, 8)));
-    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
-    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+    f.read_again(numbers);
   }
 
   TEST_CASE("no block counts that was read from an engine that was killed") {

@@ -26,8 +26,8 @@ STRIDE_PATIENCE_S = 0.02
 
 
 class SaveWatch:
-    """Follows the saves of one prefill engine: those that are over, or those that have begun. Bound
-    to the scheduler's thread.
+    """Follows the saves of one prefill engine: ended saves, or begun ones. Bound to the scheduler's
+    thread.
 
     The number of the last save that is over is known from the router, or from an earlier answer,
     and may be old. Then the strides between the questions grow as long as the answers are
@@ -122,7 +122,7 @@ class SaveWatch:
 
 
 class WatchOfBoth:
-    """Follows the saves of one engine that are over, and those that have begun. A SaveWatch.
+    """Follows the ended and the begun saves of one engine. A SaveWatch.
 
     An engine on another node, or a server that is too old, reports only the former.
     """
