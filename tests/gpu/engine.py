@@ -189,7 +189,7 @@ class Engine:
         """The number of blocks found from the first on, and the token to load them with."""
         answer = self.session.take(self.session.claim(block_keys(space, origins), 32), PATIENCE_S)
         assert answer is not None, "a claim without an answer"
-        found, complete, token, _coming = answer
+        found, complete, token, *_ = answer
         return (found if complete else 0), token
 
     def start_load(self, token: bytes, blocks: Sequence[int]) -> int:

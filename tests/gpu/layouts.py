@@ -129,7 +129,7 @@ def round_trip(socket: str, number: int, device: str, seed: int) -> None:
         view.zero_()
     if on_gpu:
         torch.cuda.synchronize(device)
-    found, complete, token, _coming = session.take(session.claim(keys, 32), PATIENCE_S)
+    found, complete, token, *_ = session.take(session.claim(keys, 32), PATIENCE_S)
     assert complete and found == BLOCKS, found
     mover.load(2, token, 0, target)
     done = _job(mover)

@@ -7,4 +7,5 @@ from typing import Any
 
 def device_type(vllm_config: Any) -> str:
     """The kind of device, "cpu" or "cuda"; releases that do not say run on GPUs."""
-    return getattr(getattr(vllm_config, "device_config", None), "device_type", "cuda")
+    device_config = getattr(vllm_config, "device_config", None)
+    return getattr(device_config, "device_type", "cuda")
