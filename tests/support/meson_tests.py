@@ -13,8 +13,11 @@ SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering", "
 # Suites that run only when they are named: they download a kernel and emulate a machine.
 ON_REQUEST = frozenset({"rxe"})
 
-# These start servers and engines, and share two cores with them. Python's tests say so themselves.
-SERIAL_SUITES = frozenset({"integration", "fault", "rxe"})
+# These start servers and mostly wait for them: they run beside each other, but not beside programs
+# that take a whole core. A test that runs beside no other is not parallel in its meson.build.
+WAITING_SUITES = frozenset({"integration", "fault"})
+# Each emulates a machine.
+SERIAL_SUITES = frozenset({"rxe"})
 
 
 class UsageError(Exception):
@@ -31,7 +34,8 @@ class Test:
     environment: dict[str, str]
     workdir: str | None
     timeout_s: float  # 0: without a limit
-    serial: bool
+    serial: bool  # runs beside no other test
+    waiting: bool  # runs beside other waiting tests only
     targets: tuple[str, ...]  # built by ninja before the test runs
     build_dir: pathlib.Path
 
@@ -62,6 +66,7 @@ def load(build_dir: pathlib.Path) -> list[Test]:
                 workdir=entry["workdir"],
                 timeout_s=float(entry["timeout"] or 0),
                 serial=suite in SERIAL_SUITES or not entry["is_parallel"],
+                waiting=suite in WAITING_SUITES,
                 targets=tuple(sorted({name for name in needs if name in built})),
                 build_dir=build_dir,
             )

@@ -49,9 +49,11 @@ class Runner:
         self._print_lock = threading.Lock()
 
     def run_all(self, tests: list[Test]) -> None:
+        parallel = [test for test in tests if not test.serial]
         for batch, jobs in (
-            ([t for t in tests if not t.serial], self.args.jobs),
-            ([t for t in tests if t.serial], 1),
+            ([test for test in parallel if not test.waiting], self.args.jobs),
+            ([test for test in parallel if test.waiting], self.args.jobs),
+            ([test for test in tests if test.serial], 1),
         ):
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 for done in [pool.submit(self._run_one, test) for test in batch]:
@@ -181,7 +183,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="repeat the run that printed this seed")
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="seconds for each fuzz target")
     parser.add_argument(
-        "--jobs", type=int, default=2, help="number of tests that run at a time in parallel suites"
+        "--jobs", type=int, default=2, help="number of parallel tests that run at a time"
     )
     parser.add_argument("--timeout-multiplier", type=float, default=1.0)
     parser.add_argument(

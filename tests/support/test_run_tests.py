@@ -297,6 +297,21 @@ class RunTestsTest(unittest.TestCase):
                 _, lines = self.run_tests(*words)
                 self.assert_ends(lines, f"{count} passed, 0 failed, 0 skipped")
 
+    def test_waiting_tests_run_beside_each_other_and_other_tests_before_or_after(self) -> None:
+        ended, meeting = self.build / "ended", self.build / "meeting"
+        ended.mkdir()
+        os.mkfifo(meeting)  # Each end waits for the other one.
+        self.add("python/alone", f"ls {ended}/fault {ended}/integration", timeout=10)
+        self.tests[-1]["is_parallel"] = False
+        wait = f"ls {ended}/unit && %s {meeting} && touch {ended}/%s"
+        self.add("integration/one", wait % ("echo >", "integration"), timeout=10)
+        self.add("fault/other", wait % ("cat", "fault"), timeout=10)
+        self.add("unit/first", f"touch {ended}/unit")
+
+        _, lines = self.run_tests()
+
+        self.assert_ends(lines, "4 passed, 0 failed, 0 skipped")
+
     def test_an_unknown_name_is_rejected_and_the_fix_is_named(self) -> None:
         self.add("unit/good", "true")
 
