@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The stages of `./dev check`, which has set up the tools. Every stage runs, also after one failed.
-#   usage: check.sh [--fast]       --fast leaves clang-tidy out
+#   usage: check.sh [--fast | --without-tests]
+#     --fast leaves clang-tidy out, --without-tests its files of tests and benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=()
@@ -34,7 +35,7 @@ fi
 if [ "${1:-}" != --fast ]; then
     builds=(build/check)
     [ ! -f tests/fuzz/meson.build ] || builds+=(build/fuzz)
-    stage tidy python3 tools/tidy.py "${builds[@]}"
+    stage tidy python3 tools/tidy.py "$@" "${builds[@]}"
 fi
 
 [ "${#failed[@]}" = 0 ] || {

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Run clang-tidy over PegaFlow's C++ files, leaving out those that passed before.
 
-usage: tidy.py BUILD_DIR...      configured with clang; the first that compiles a file is used for
-it
+usage: tidy.py [--without-tests] BUILD_DIR...
+
+The build directories are configured with clang; the first that compiles a file is used for it.
+--without-tests leaves out tests/ and perf/, which are half of the files.
 
 A file has passed before if its text, all its headers in this tree, its compile command, the
 .clang-tidy file, clang-tidy itself and the installed packages are unchanged. Passes are remembered
@@ -79,14 +81,14 @@ def everything_below(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def compile_commands(
-    build_dirs: list[pathlib.Path],
+    build_dirs: list[pathlib.Path], parts: set[str]
 ) -> dict[pathlib.Path, tuple[pathlib.Path, str]]:
-    """source -> (build directory, command) for the files of this tree without generated ones."""
+    """source -> (build directory, command) for the files below ``parts`` without generated ones."""
     found: dict[pathlib.Path, tuple[pathlib.Path, str]] = {}
     for build_dir in build_dirs:
         for entry in json.loads((build_dir / "compile_commands.json").read_text()):
             path = pathlib.Path(os.path.normpath(pathlib.Path(entry["directory"], entry["file"])))
-            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in OURS:
+            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in parts:
                 found.setdefault(path, (build_dir, entry["command"]))
     return found
 
@@ -119,6 +121,10 @@ def main(argv: list[str]) -> int:
     if not pathlib.Path(tool).exists():
         print(f"tidy: {tool} is missing; ./dev check installs it", file=sys.stderr)
         return 1
+    parts = set(OURS)
+    if argv[:1] == ["--without-tests"]:
+        argv = argv[1:]
+        parts -= {"tests", "perf"}
     build_dirs = [pathlib.Path(word).resolve() for word in argv]
     for build_dir in build_dirs:
         generate_headers(build_dir)
@@ -127,7 +133,7 @@ def main(argv: list[str]) -> int:
     world = version + (ROOT / ".clang-tidy").read_bytes()
     world += packages.read_bytes() if packages.exists() else b""
 
-    commands = compile_commands(build_dirs)
+    commands = compile_commands(build_dirs, parts)
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     marks = {source: cache / key_of(source, commands[source][1], world) for source in commands}
