@@ -2,6 +2,7 @@
 /// \file
 /// The interface to the memory in which an engine keeps its KV cache.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,11 +18,17 @@
 
 namespace pegaflow {
 
+/// The name of an allocation on a GPU, for other processes of this host: CUDA's IPC handle.
+using MemoryHandle = std::array<std::byte, 64>;
+
 /// The KV cache memory of another engine's process on this host.
 struct PeerMemory {
   /// In the order of the page; `base` is an address in that process and must not be dereferenced.
   std::vector<Segment> segments{};
   std::uint64_t block_count = 0;
+  /// Empty for ordinary memory. Of a GPU, one for each segment: the allocation that contains it,
+  /// and the segment's `base` is its offset in there.
+  std::vector<MemoryHandle> handles{};
   /// That process's pidfd. Borrowed until remove_peer() or detach() has returned.
   int process = -1;
 };
@@ -101,6 +108,10 @@ class Device {
   /// that takes, and delivers all completions. Afterwards nothing touches the pool. Idempotent.
   virtual void detach() = 0;
 
+  /// The memory of a layout, as other processes of this host name it to their add_peer().
+  /// Errors: kRefused with the reason when they cannot read it.
+  virtual Result<PeerMemory> share(const PageLayout& layout);
+
   /// Lets batches read the memory of another engine, under a name that the caller chooses.
   ///
   /// A page counts as copied when its bytes were read while the peer's process ran. The device does
@@ -120,9 +131,9 @@ class Device {
   /// Errors: kInternal when the device is broken: the caller then drops its save.
   virtual Result<Event> record_event(Queue queue) = 0;
 
-  /// Accepts a batch. Errors: kBusy when its queue is full, kGone when not attached,
-  /// kInvalidArgument for a layout, a block or an offset out of range, an unknown peer or one of a
-  /// save, kInternal once the device is broken.
+  /// Accepts a batch; one without copies completes once `after` is over. Errors: kBusy when its
+  /// queue is full, kGone when not attached, kInvalidArgument for a layout, a block or an offset
+  /// out of range, an unknown peer or one of a save, kInternal once the device is broken.
   virtual Result<void> submit(Batch batch) = 0;
 
   /// Requests the early completion of a load, for devices that queue their work like the engine
@@ -141,6 +152,11 @@ class Device {
   /// Unknown tickets are fine.
   virtual void cancel(std::uint64_t ticket) = 0;
 };
+
+inline Result<PeerMemory> Device::share(const PageLayout& layout) {
+  return PeerMemory{.segments = {layout.segments().begin(), layout.segments().end()},
+                    .block_count = layout.block_count()};
+}
 
 inline Result<void> Device::add_peer(std::uint64_t peer, const PeerMemory& /*memory*/) {
   return fail(Errc::kRefused, "peer {}: this device cannot read the memory of other processes",

@@ -2,6 +2,8 @@
 /// \file
 /// The checks of their callers that all devices have in common.
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,6 +21,31 @@ inline Result<void> check_attach(std::span<const PageLayout> layouts, std::span<
   if (pool.empty() || sink == nullptr) {
     return fail(Errc::kInvalidArgument,
                 "attach: the pool is empty or no completion sink was given");
+  }
+  return {};
+}
+
+/// The memory of a peer, beside a layout of the reader.
+inline Result<void> check_peer(const PeerMemory& memory, const PageLayout& layout) {
+  const auto same_size = [](const Segment& one, const Segment& other) {
+    return one.size_bytes == other.size_bytes;
+  };
+  if (!std::ranges::equal(memory.segments, layout.segments(), same_size)) {
+    return fail(Errc::kRefused,
+                "add peer: its {} segments differ in number or size from the {} of this engine",
+                memory.segments.size(), layout.segments().size());
+  }
+  if (memory.block_count == 0) return fail(Errc::kInvalidArgument, "add peer: it has no block");
+  for (const Segment& segment : memory.segments) {
+    std::uint64_t end = 0;
+    if (__builtin_mul_overflow(memory.block_count - 1, segment.block_stride_bytes, &end) ||
+        __builtin_add_overflow(end, segment.size_bytes, &end) ||
+        __builtin_add_overflow(end, std::bit_cast<std::uintptr_t>(segment.base), &end)) {
+      return fail(Errc::kInvalidArgument,
+                  "add peer: {} blocks of {} bytes from address {:#x} on are beyond all addresses",
+                  memory.block_count, segment.block_stride_bytes,
+                  std::bit_cast<std::uintptr_t>(segment.base));
+    }
   }
   return {};
 }

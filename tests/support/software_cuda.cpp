@@ -15,12 +15,19 @@ using cuda::DeviceAddress;
 using cuda::HashArguments;
 using cuda::MoveArguments;
 using cuda::Piece;
+using cuda::PullArguments;
 using cuda::Status;
 
 constexpr Status kInvalidValue = 1;
 
-constexpr std::array<std::string_view, 4> kKernelNames = {"pega_gather", "pega_scatter",
-                                                          "pega_hash_sums", "pega_hash_chain"};
+constexpr std::array<std::string_view, 5> kKernelNames = {
+    "pega_gather", "pega_scatter", "pega_hash_sums", "pega_hash_chain", "pega_pull"};
+
+/// The content of a handle.
+struct Exported {
+  DeviceAddress base = 0;
+  std::uint64_t bytes = 0;
+};
 
 std::byte* at(DeviceAddress address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
@@ -42,6 +49,19 @@ void move(const MoveArguments& a, bool gather) {
       std::byte* const in_block = at(piece.base + block * piece.stride);
       std::byte* const staged = at(a.staging + page * a.pitch + (piece.page_offset - a.origin));
       std::memcpy(gather ? staged : in_block, gather ? in_block : staged, piece.bytes);
+    }
+  }
+}
+
+void pull(const PullArguments& a) {
+  for (std::uint32_t page = 0; page < a.page_count; ++page) {
+    for (std::uint32_t i = 0; i < a.piece_count; ++i) {
+      Piece to{};
+      Piece from{};
+      std::memcpy(&to, at(a.pieces) + i * sizeof to, sizeof to);
+      std::memcpy(&from, at(a.peers_pieces) + i * sizeof from, sizeof from);
+      std::memcpy(at(to.base + a.blocks[page] * to.stride),
+                  at(from.base + a.peers_blocks[page] * from.stride), from.bytes);
     }
   }
 }
@@ -154,6 +174,15 @@ void SoftwareCuda::refuse_allocations_from(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   refuse_from_ = bytes;
 }
+void SoftwareCuda::adopt(std::byte* memory, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  memory_.emplace(reinterpret_cast<DeviceAddress>(memory),
+                  std::pair(std::unique_ptr<std::byte[]>(), bytes));
+}
+void SoftwareCuda::refuse_sharing() {
+  const std::lock_guard lock(mutex_);
+  refuses_sharing_ = true;
+}
 void SoftwareCuda::fail_registration(std::size_t n) {
   const std::lock_guard lock(mutex_);
   fail_registration_ = n;
@@ -164,7 +193,7 @@ std::size_t SoftwareCuda::registered_ranges() const {
 }
 std::size_t SoftwareCuda::live_objects() const {
   const std::lock_guard lock(mutex_);
-  return streams_.size() - 1 + events_.size() + memory_.size() + locked_.size();
+  return streams_.size() - 1 + events_.size() + memory_.size() + locked_.size() + opened_.size();
 }
 std::size_t SoftwareCuda::copies() const {
   const std::lock_guard lock(mutex_);
@@ -334,6 +363,38 @@ Status SoftwareCuda::release(DeviceAddress address) {
   memory_.erase(found);
   return cuda::kSuccess;
 }
+Status SoftwareCuda::export_memory(DeviceAddress address, cuda::IpcHandle& handle,
+                                   DeviceAddress& base) {
+  const std::lock_guard lock(mutex_);
+  if (broken_ != cuda::kSuccess) return broken_;
+  const auto behind = memory_.upper_bound(address);
+  if (refuses_sharing_ || behind == memory_.begin()) return kInvalidValue;
+  const auto& [first, memory] = *std::prev(behind);
+  if (address - first >= memory.second) return kInvalidValue;
+  base = first;
+  const Exported exported{first, memory.second};
+  std::memcpy(handle.data(), &exported, sizeof exported);
+  return cuda::kSuccess;
+}
+Status SoftwareCuda::open_exported(const cuda::IpcHandle& handle, DeviceAddress& base,
+                                   std::uint64_t& bytes) {
+  const std::lock_guard lock(mutex_);
+  if (broken_ != cuda::kSuccess) return broken_;
+  if (refuses_sharing_) return kInvalidValue;
+  Exported exported;
+  std::memcpy(&exported, handle.data(), sizeof exported);
+  base = exported.base;
+  bytes = exported.bytes;
+  ++opened_[base];
+  return cuda::kSuccess;
+}
+Status SoftwareCuda::close_exported(DeviceAddress base) {
+  const std::lock_guard lock(mutex_);
+  const auto found = opened_.find(base);
+  if (found == opened_.end()) return kInvalidValue;
+  if (--found->second == 0) opened_.erase(found);
+  return cuda::kSuccess;
+}
 Status SoftwareCuda::allocate_host(std::uint64_t bytes, std::byte*& memory,
                                    DeviceAddress& on_device) {
   const Status status = allocate(bytes, on_device);
@@ -412,6 +473,8 @@ Status SoftwareCuda::launch(cuda::Function function, unsigned blocks, unsigned t
   std::function<void()> body;
   if (kernel < 2) {
     body = [a = *static_cast<MoveArguments*>(arguments), kernel] { move(a, kernel == 0); };
+  } else if (kernel == 4) {
+    body = [a = *static_cast<PullArguments*>(arguments)] { pull(a); };
   } else {
     body = [a = *static_cast<HashArguments*>(arguments), kernel] {
       kernel == 2 ? sum_up(a) : chain(a);

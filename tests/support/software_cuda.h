@@ -44,12 +44,16 @@ class SoftwareCuda final : public cuda::Driver {
   void break_device(cuda::Status status);
   /// The next allocate() of at least this many bytes fails.
   void refuse_allocations_from(std::uint64_t bytes);
+  /// Memory of the test counts as an allocation on the device, which can be exported.
+  void adopt(std::byte* memory, std::uint64_t bytes);
+  /// No memory is exported or opened from now on.
+  void refuse_sharing();
   /// The n-th register_host() from now fails, 0 for the next.
   void fail_registration(std::size_t n);
 
   [[nodiscard]] std::size_t registered_ranges() const;
   [[nodiscard]] std::size_t live_objects()
-      const;                                   ///< Streams, events, and memory that was not freed.
+      const;  ///< Streams, events, and memory that was not freed or closed.
   [[nodiscard]] std::size_t copies() const;    ///< Transfers queued so far.
   [[nodiscard]] std::size_t launches() const;  ///< Kernels queued so far.
 
@@ -75,6 +79,11 @@ class SoftwareCuda final : public cuda::Driver {
                           float& milliseconds) override;
   cuda::Status allocate(std::uint64_t bytes, cuda::DeviceAddress& address) override;
   cuda::Status release(cuda::DeviceAddress address) override;
+  cuda::Status export_memory(cuda::DeviceAddress address, cuda::IpcHandle& handle,
+                             cuda::DeviceAddress& base) override;
+  cuda::Status open_exported(const cuda::IpcHandle& handle, cuda::DeviceAddress& base,
+                             std::uint64_t& bytes) override;
+  cuda::Status close_exported(cuda::DeviceAddress base) override;
   cuda::Status allocate_host(std::uint64_t bytes, std::byte*& memory,
                              cuda::DeviceAddress& on_device) override;
   cuda::Status release_host(std::byte* memory) override;
@@ -128,7 +137,9 @@ class SoftwareCuda final : public cuda::Driver {
   std::map<void*, std::unique_ptr<StreamState>> streams_;
   std::map<void*, std::shared_ptr<EventState>> events_;
   std::map<cuda::DeviceAddress, std::pair<std::unique_ptr<std::byte[]>, std::uint64_t>> memory_;
-  std::map<const std::byte*, std::uint64_t> locked_;  ///< Page-locked ranges of the host.
+  bool refuses_sharing_ = false;
+  std::map<cuda::DeviceAddress, std::size_t> opened_;  ///< Times, by allocation.
+  std::map<const std::byte*, std::uint64_t> locked_;   ///< Page-locked ranges of the host.
   std::thread thread_;
 };
 

@@ -96,20 +96,21 @@ Result<void> CopyStream::take_staging() {
 Result<std::optional<Slice>> CopyStream::queue(const Attached& attached, std::uint64_t ticket,
                                                std::span<const Device::Copy> copies,
                                                std::size_t copy, std::uint32_t piece,
-                                               const Wait& wait) {
+                                               const Wait& wait, const PeerMapping* peer) {
   if (flights_.size() == slots_.size() || queued_bytes_ >= options_.ahead_bytes) {
     return std::nullopt;
   }
   const std::uint64_t most =
       staging_ == 0 ? options_.slice_bytes : std::min(options_.slice_bytes, ring_.size_bytes());
+  const std::size_t most_pages = peer != nullptr ? kPullPages : kMaxPages;
   const Slice slice =
-      attached.plan.next(copy, piece, std::min(copies.size(), copy + kMaxPages), most);
+      attached.plan.next(copy, piece, std::min(copies.size(), copy + most_pages), most);
   const auto pages = copies.subspan(slice.first_copy, slice.copies);
   const bool wants_hash = std::any_of(pages.begin(), pages.end(),
                                       [](const Device::Copy& page) { return page.checksum; });
   bool hashed = wants_hash && kernels_.hash_chain != nullptr && slice.ends_pages &&
-                slice.first_piece == 0 && slice.page_bytes >= kHashLeastBytes;
-  bool staged = attached.path == Path::kStaged;
+                slice.first_piece == 0 && slice.page_bytes >= kHashLeastBytes && peer == nullptr;
+  bool staged = attached.path == Path::kStaged && peer == nullptr;
   if (hashed && !staged) {
     // Allocated late, since few batches request checksums; a full GPU computes none.
     staged = hashed = take_staging().has_value();
@@ -121,10 +122,17 @@ Result<std::optional<Slice>> CopyStream::queue(const Attached& attached, std::ui
   if (staged) range = ring_.take(slice.staged_bytes);
   const std::size_t slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
-  PEGA_TRY(staged ? queue_staged(attached, slice, slots_[slot], copies, range, hashed)
-                  : queue_direct(attached, slice, slots_[slot], copies));
+  if (peer != nullptr) {
+    PEGA_TRY(queue_pull(attached, slice, slots_[slot], copies, *peer));
+  } else if (staged) {
+    PEGA_TRY(queue_staged(attached, slice, slots_[slot], copies, range, hashed));
+  } else {
+    PEGA_TRY(queue_direct(attached, slice, slots_[slot], copies));
+  }
   if (flights_.empty()) oldest_since_ = clock_.now();
-  flights_.push_back({ticket, slice, slot, staged, hashed, range.number});
+  const bool on_kernels =
+      peer != nullptr || (staged && options_.direction == Device::Direction::kLoad);
+  flights_.push_back({ticket, slice, slot, staged, hashed, on_kernels, range.number});
   queued_bytes_ += slice.bytes();
   return slice;
 }
@@ -149,8 +157,7 @@ TimePoint CopyStream::expected_last_end() const {
 }
 
 Stream CopyStream::last_stream() const {
-  const bool on_kernels = flights_.back().staged && options_.direction == Device::Direction::kLoad;
-  return on_kernels ? kernel_stream_ : copy_stream_;
+  return flights_.back().on_kernels ? kernel_stream_ : copy_stream_;
 }
 
 Result<void> CopyStream::queue_staged(const Attached& attached, const Slice& slice,
@@ -196,6 +203,29 @@ Result<void> CopyStream::queue_direct(const Attached& attached, const Slice& sli
                  driver_->copy(direction, transfers.data(), transfers.size(), copy_stream_),
                  "copy between GPU and pool"));
   return check(*driver_, driver_->record(slot.done, copy_stream_), "record an event");
+}
+
+Result<void> CopyStream::queue_pull(const Attached& attached, const Slice& slice, const Slot& slot,
+                                    std::span<const Device::Copy> copies, const PeerMapping& peer) {
+  const std::uint64_t first = slice.first_piece * sizeof(Piece);
+  PullArguments arguments{.pieces = attached.pieces + first,
+                          .peers_pieces = peer.pieces() + first,
+                          .piece_count = slice.pieces,
+                          .page_count = static_cast<std::uint32_t>(slice.copies),
+                          .group = attached.plan.group(),
+                          .blocks = {},
+                          .peers_blocks = {}};
+  for (std::size_t i = 0; i < slice.copies; ++i) {
+    const Device::Copy& page = copies[slice.first_copy + i];
+    arguments.blocks[i] = page.block;
+    arguments.peers_blocks[i] = static_cast<std::uint32_t>(page.pool_offset);
+  }
+  const unsigned blocks = blocks_for(std::uint64_t{slice.pieces} * slice.copies,
+                                     kThreads / arguments.group, options_.pull_blocks);
+  PEGA_TRY(check(*driver_,
+                 driver_->launch(kernels_.pull, blocks, kThreads, &arguments, kernel_stream_),
+                 "start a kernel that copies another engine's pages"));
+  return check(*driver_, driver_->record(slot.done, kernel_stream_), "record an event");
 }
 
 Result<void> CopyStream::move_pieces(Function kernel, const Attached& attached, const Slice& slice,

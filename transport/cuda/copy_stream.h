@@ -16,6 +16,7 @@
 #include "transport/cuda/copy_plan.h"
 #include "transport/cuda/driver.h"
 #include "transport/cuda/kernels.h"
+#include "transport/cuda/peer_mapping.h"
 #include "transport/cuda/staging_ring.h"
 #include "transport/device.h"
 
@@ -27,6 +28,7 @@ struct Kernels {
   Function scatter = nullptr;
   Function hash_sums = nullptr;
   Function hash_chain = nullptr;
+  Function pull = nullptr;
 };
 
 /// Everything that a stream needs of a layout and a pool, while a device is attached.
@@ -41,7 +43,7 @@ struct Attached {
 ///
 /// A save: the kernel stream gathers pages into staging, the copy stream moves them to the pool. A
 /// load goes the other way. A slice waits on the device, by events, also for the staging that an
-/// earlier slice still uses.
+/// earlier slice still uses. Pages of a peer are copied by a kernel, without staging.
 ///
 /// Bound to the copy thread, with the context current, except create() and the destructor.
 class CopyStream {
@@ -50,6 +52,7 @@ class CopyStream {
     Device::Direction direction = Device::Direction::kSave;
     int kernel_priority = 0;
     unsigned kernel_blocks = 1;  ///< Thread blocks of a gather, at most.
+    unsigned pull_blocks = 1;    ///< Those of a copy out of a peer's blocks.
     std::uint64_t staging_bytes = 0;
     std::uint64_t ahead_bytes =
         0;  ///< The limit of queued bytes; slices without staging wait on the device.
@@ -85,11 +88,13 @@ class CopyStream {
   using Wait = std::function<Result<void>(Stream)>;
 
   /// Queues the next part of `copies`, from page `copy`, piece `piece` on. `wait` is called with
-  /// each stream on which this slice or a later one may read or write the engine's memory. Returns
-  /// no value when enough is queued, until a flight has ended.
+  /// each stream on which this slice or a later one may read or write the engine's memory. `peer`:
+  /// the pages are in its blocks; null: in the pool. Returns no value when enough is queued, until
+  /// a flight has ended.
   Result<std::optional<Slice>> queue(const Attached& attached, std::uint64_t ticket,
                                      std::span<const Device::Copy> copies, std::size_t copy,
-                                     std::uint32_t piece, const Wait& wait);
+                                     std::uint32_t piece, const Wait& wait,
+                                     const PeerMapping* peer = nullptr);
 
   /// Returns the oldest flight, if it has ended. Errors: the device's.
   Result<std::optional<Flight>> take_ended();
@@ -126,6 +131,7 @@ class CopyStream {
     std::size_t slot;
     bool staged;
     bool hashed;
+    bool on_kernels;      ///< It ends on the kernel stream.
     std::uint64_t range;  ///< The slice's range of staging, if it has one.
   };
 
@@ -139,6 +145,8 @@ class CopyStream {
   Result<void> wait_behind(std::uint64_t range, Stream stream);
   Result<void> queue_direct(const Attached& attached, const Slice& slice, const Slot& slot,
                             std::span<const Device::Copy> copies);
+  Result<void> queue_pull(const Attached& attached, const Slice& slice, const Slot& slot,
+                          std::span<const Device::Copy> copies, const PeerMapping& peer);
   Result<void> move_pieces(Function kernel, const Attached& attached, const Slice& slice,
                            std::span<const Device::Copy> copies, DeviceAddress at);
   Result<void> hash(const Attached& attached, const Slice& slice, const Slot& slot,

@@ -14,12 +14,13 @@
 #include "base/assert.h"
 #include "base/cpu_relax.h"
 #include "base/log.h"
+#include "base/os/pidfd.h"
 #include "base/os/thread.h"
 #include "transport/cuda/copy_stream.h"
 #include "transport/cuda/cuda_error.h"
-#include "transport/cuda/direct_share.h"
 #include "transport/cuda/event_ring.h"
 #include "transport/cuda/kernel_image.h"
+#include "transport/cuda/layout_plans.h"
 #include "transport/cuda/pool_registration.h"
 #include "transport/device_checks.h"
 
@@ -43,6 +44,9 @@ constexpr Duration kSpin = std::chrono::microseconds(60);
 constexpr Duration kPatience = std::chrono::microseconds(200);
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 constexpr Duration kLongestSleep = std::chrono::microseconds(500);
+/// The pause between two looks at an event of the engine that a batch awaits: other engines wait
+/// for it.
+constexpr Duration kEventPoll = std::chrono::microseconds(50);
 
 constexpr int kDirectionCount = 2;
 
@@ -97,28 +101,22 @@ class CudaDevice::Impl {
                                           options_.register_threads));
     const Duration register_time = clock_.now() - begin;
 
-    std::vector<cuda::Attached> plans;
-    SharesBySize shares;
-    for (const PageLayout& layout : layouts) {
-      const bool only = layouts.size() == 1;
-      plans.push_back({CopyPlan(layout, options_.register_bytes, only), Path::kDirect, pool, 0});
-      if (Result<void> planned = plan_layout(plans.back(), shares); !planned) {
-        release_pieces(plans);
-        return planned;
-      }
-    }
+    PEGA_TRY_LET(cuda::PlannedLayouts planned,
+                 cuda::plan_layouts(*driver_,
+                                    {.register_bytes = options_.register_bytes,
+                                     .path = options_.path,
+                                     .has_kernels = kernels_.gather != nullptr},
+                                    layouts, pool, *copy_stream_of(Direction::kSave),
+                                    *copy_stream_of(Direction::kLoad)));
     const std::lock_guard lock(mutex_);
-    const bool any_staged = std::any_of(plans.begin(), plans.end(), [](const auto& attached) {
+    const bool any_staged = std::ranges::any_of(planned.plans, [](const cuda::Attached& attached) {
       return attached.path == Path::kStaged;
     });
     info_.path = any_staged ? Path::kStaged : Path::kDirect;
-    info_.direct_share.reset();
-    for (const auto& [segment, share] : shares) {
-      if (share) info_.direct_share = std::min(info_.direct_share.value_or(*share), *share);
-    }
+    info_.direct_share = planned.direct_share;
     info_.register_time = register_time;
     registration_ = std::move(registration);
-    plans_ = std::move(plans);
+    plans_ = std::move(planned.plans);
     layouts_.assign(layouts.begin(), layouts.end());
     pool_bytes_ = pool.size();
     sink_ = std::move(sink);
@@ -137,12 +135,56 @@ class CudaDevice::Impl {
       idle_.wait(lock, [this] { return jobs_ == 0; });
       cancel_all_ = false;
     }
+    Peers ended;
+    {
+      const std::lock_guard lock(mutex_);
+      ended.swap(peers_);
+    }
     if (plans_.empty()) return;
     const CurrentContext current(*driver_, context_);
     registration_ = PoolRegistration();
-    release_pieces(plans_);
+    cuda::release_plans(*driver_, plans_);
     plans_.clear();
     sink_ = nullptr;
+  }
+
+  Result<PeerMemory> share(const PageLayout& layout) {
+    if (forked()) return fail(Errc::kRefused, "CUDA belongs to the parent process");
+    const CurrentContext current(*driver_, context_);
+    return cuda::share_memory(*driver_, layout);
+  }
+
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) {
+    if (forked()) return fail(Errc::kGone, "the copy thread belongs to the parent process");
+    const std::lock_guard attaching(attach_mutex_);  // plans_ stays as it is.
+    {
+      const std::lock_guard lock(mutex_);
+      if (broken_) return fail(Errc::kRefused, "{}", broken_->detail);
+      if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
+      if (peer == 0 || peers_.contains(peer)) {
+        return fail(Errc::kInvalidArgument, "add peer: the name {} is 0 or in use", peer);
+      }
+    }
+    if (kernels_.pull == nullptr) {
+      return fail(Errc::kRefused, "add peer: this program was built without CUDA kernels");
+    }
+    const CurrentContext current(*driver_, context_);
+    PEGA_TRY_LET(std::unique_ptr<cuda::PeerMapping> mapping,
+                 cuda::PeerMapping::open(driver_, context_, memory, layouts_.front(),
+                                         plans_.front().plan.pieces()));
+    const std::lock_guard lock(mutex_);
+    peers_.emplace(peer, std::move(mapping));
+    return {};
+  }
+
+  void remove_peer(std::uint64_t peer) {
+    if (forked()) return;
+    std::unique_ptr<cuda::PeerMapping> ended;
+    const std::lock_guard lock(mutex_);
+    const auto found = peers_.find(peer);
+    if (found == peers_.end()) return;
+    ended = std::move(found->second);
+    peers_.erase(found);
   }
 
   Result<Event> record_event(Queue queue) {
@@ -164,14 +206,20 @@ class CudaDevice::Impl {
       const std::lock_guard lock(mutex_);
       if (broken_) return tl::unexpected<Error>(*broken_);
       if (!attached_) return fail(Errc::kGone, "the device is not attached to a pool");
-      PEGA_TRY(device::check_batch(batch, layouts_, pool_bytes_));
+      const auto peer = peers_.find(batch.peer);
+      std::optional<std::uint64_t> peer_blocks;
+      if (peer != peers_.end()) peer_blocks = peer->second->block_count();
+      PEGA_TRY(device::check_batch(batch, layouts_, pool_bytes_, peer_blocks));
       std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
       if (count >= options_.max_batches) {
         return fail(Errc::kBusy, "{} batches are queued already", count);
       }
       ++count;
       ++jobs_;
-      incoming_.emplace_back().batch = std::move(batch);
+      Job& job = incoming_.emplace_back();
+      job.awaits_event = batch.copies.empty() && batch.after != Event::kNow;
+      if (peer != peers_.end()) job.peer = peer->second.get();
+      job.batch = std::move(batch);
     }
     work_.notify_all();
     return {};
@@ -221,12 +269,18 @@ class CudaDevice::Impl {
     std::uint32_t piece = 0;  ///< and its first piece that is not.
     std::size_t copied = 0;   ///< Complete pages, counted from the first.
     std::size_t flights = 0;
+    bool awaits_event = false;                ///< It has no copies, and ends with its event.
+    const cuda::PeerMapping* peer = nullptr;  ///< Where its pages are; null: in the pool.
     std::optional<Error> gave_up;
     std::vector<std::uint64_t> checksums;
 
-    [[nodiscard]] bool has_work() const { return !gave_up && copy < batch.copies.size(); }
+    [[nodiscard]] bool has_work() const {
+      return !gave_up && (awaits_event || copy < batch.copies.size());
+    }
     [[nodiscard]] bool has_ended() const { return !has_work() && flights == 0; }
   };
+
+  using Peers = std::map<std::uint64_t, std::unique_ptr<cuda::PeerMapping>>;
 
   /// A load whose copies are all queued on the device.
   struct Queued {
@@ -261,6 +315,7 @@ class CudaDevice::Impl {
           .kernel_priority = options_.low_priority ? least : greatest,
           .kernel_blocks = options_.kernel_blocks != 0 ? options_.kernel_blocks
                                                        : static_cast<unsigned>(multiprocessors),
+          .pull_blocks = options_.pull_blocks,
           .staging_bytes = options_.staging_bytes,
           .ahead_bytes = direction == Direction::kLoad
                              ? std::max(options_.ahead_bytes, options_.staging_bytes)
@@ -304,74 +359,12 @@ class CudaDevice::Impl {
     for (const auto& [name, function] : {std::pair{"pega_gather", &kernels_.gather},
                                          {"pega_scatter", &kernels_.scatter},
                                          {"pega_hash_sums", &kernels_.hash_sums},
-                                         {"pega_hash_chain", &kernels_.hash_chain}}) {
+                                         {"pega_hash_chain", &kernels_.hash_chain},
+                                         {"pega_pull", &kernels_.pull}}) {
       PEGA_TRY(cuda::check(driver, driver.find_function(module_, name, *function),
                            fmt::format("find the kernel {}", name)));
     }
     info_.kernels = true;
-    return {};
-  }
-
-  // ---- attach
-
-  /// The speed of direct copies, where it was measured, by the size of a segment.
-  using SharesBySize = std::map<std::uint64_t, std::optional<double>>;
-
-  Result<void> plan_layout(cuda::Attached& attached, SharesBySize& shares) {
-    if (kernels_.gather != nullptr) PEGA_TRY(upload_pieces(attached));
-    return choose_path(attached, shares);
-  }
-
-  void release_pieces(std::span<const cuda::Attached> plans) {
-    for (const cuda::Attached& attached : plans) {
-      if (attached.pieces != 0) driver_->release(attached.pieces);
-    }
-  }
-
-  Result<void> upload_pieces(cuda::Attached& attached) {
-    const std::span<const cuda::Piece> pieces = attached.plan.pieces();
-    Driver& driver = *driver_;
-    PEGA_TRY(cuda::check(driver, driver.allocate(pieces.size_bytes(), attached.pieces),
-                         "allocate memory for the layout"));
-    // From ordinary memory, which the driver may read until the copy has ended.
-    const auto bytes = std::as_bytes(pieces);
-    std::vector<std::byte> source(bytes.begin(), bytes.end());
-    const cuda::Transfer transfer{source.data(), attached.pieces, source.size()};
-    const cuda::Stream stream = copy_stream_of(Direction::kLoad)->stream();
-    cuda::Status status = driver.copy(cuda::Direction::kToDevice, &transfer, 1, stream);
-    if (status == cuda::kSuccess) status = driver.synchronize(stream);
-    // After an error attach() releases the memory.
-    return cuda::check(driver, status, "copy the layout to the GPU");
-  }
-
-  /// Measures direct copies as a share of the copy engine's speed where the size of the segments
-  /// does not decide, once for each size.
-  Result<void> choose_path(cuda::Attached& attached, SharesBySize& shares) {
-    const std::uint64_t segment = attached.plan.mean_segment_bytes();
-    attached.path =
-        options_.path.value_or(segment >= cuda::kSurelyDirectBytes ? Path::kDirect : Path::kStaged);
-    if (kernels_.gather == nullptr) attached.path = Path::kDirect;
-    if (attached.path == Path::kDirect) return {};
-    for (const std::unique_ptr<CopyStream>& copy_stream : copy_streams_) {
-      if (Result<void> taken = copy_stream->take_staging(); !taken) {
-        kLog.warn(
-            "no memory for staging: small segments are copied one by one, which is slow "
-            "error=\"{}\"",
-            to_string(taken.error()));
-        attached.path = Path::kDirect;
-        return {};
-      }
-    }
-    if (options_.path || segment <= cuda::kSurelyStagedBytes) return {};
-    if (!shares.contains(segment)) {
-      const CopyStream& copy_stream = *copy_stream_of(Direction::kLoad);
-      PEGA_TRY_LET(shares[segment],
-                   cuda::measure_direct_share(*driver_, copy_stream.stream(), attached.pool,
-                                              options_.register_bytes, copy_stream.staging(),
-                                              copy_stream.staging_bytes(), segment));
-    }
-    const std::optional<double> share = shares[segment];
-    if (share && *share >= cuda::kDirectShare) attached.path = Path::kDirect;
     return {};
   }
 
@@ -475,6 +468,11 @@ class CudaDevice::Impl {
   Result<bool> queue_more(Direction direction, CopyStream& copy_stream) {
     bool moved = false;
     for (Job& job : jobs_of(direction)) {
+      if (job.awaits_event) {
+        PEGA_TRY_LET(const bool ended, look_at_event(job));
+        moved = moved || ended;
+        continue;
+      }
       while (job.has_work()) {
         const bool first = job.copy == 0 && job.piece == 0;
         if (first && !events_->has(job.batch.after)) {
@@ -487,7 +485,7 @@ class CudaDevice::Impl {
         };
         PEGA_TRY_LET(const std::optional<Slice> slice,
                      copy_stream.queue(plans_[job.batch.layout], job.batch.ticket, job.batch.copies,
-                                       job.copy, job.piece, wait));
+                                       job.copy, job.piece, wait, job.peer));
         if (!slice) return moved;
         moved = true;
         ++job.flights;
@@ -501,6 +499,19 @@ class CudaDevice::Impl {
       }
     }
     return moved;
+  }
+
+  /// Whether the event that the batch awaits is over, or was reused.
+  Result<bool> look_at_event(Job& job) {
+    if (!job.has_work()) return false;
+    Result<bool> over = events_->is_over(job.batch.after);
+    if (!over && over.error().code == Errc::kGone) {
+      job.gave_up = std::move(over.error());
+      return true;
+    }
+    if (!over) return over;
+    job.awaits_event = !*over;
+    return over;
   }
 
   /// Reports the batches that have ended. Returns whether there were any.
@@ -525,6 +536,10 @@ class CudaDevice::Impl {
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(queued_, [&](const Queued& load) { return load.ticket == job.batch.ticket; });
+    }
+    if (job.peer != nullptr && has_process_ended(job.peer->process())) {
+      job.copied = 0;
+      job.gave_up = Error{Errc::kGone, "the process whose memory was read has ended"};
     }
     Completion completion{job.batch.ticket, job.copied, std::move(job.gave_up),
                           std::move(job.checksums)};
@@ -567,22 +582,31 @@ class CudaDevice::Impl {
       expected = copy_stream->expected_end();
       last = copy_stream->flights() == 1;
     }
+    const bool looks_at_event = awaits_event();
+    const Duration longest = looks_at_event ? kEventPoll : kLongestSleep;
     if (!expected) {
-      work_.wait(lock, has_work);
+      looks_at_event ? void(work_.wait_for(lock, longest, has_work)) : work_.wait(lock, has_work);
       return;
     }
     const TimePoint now = clock_.now();
     const Duration late = now - *expected;
     if (late < -kSpin) {
-      work_.wait_until(lock, *expected - kSpin, has_work);
+      const TimePoint until = *expected - kSpin;
+      work_.wait_until(lock, looks_at_event ? std::min(until, now + longest) : until, has_work);
     } else if (last && late < kPatience) {
       lock.unlock();
       for (int i = 0; i < 64; ++i) cpu_relax();
       lock.lock();
     } else {
-      work_.wait_for(lock, std::clamp<Duration>(late / 32, kShortestSleep, kLongestSleep),
-                     has_work);
+      work_.wait_for(lock, std::clamp<Duration>(late / 32, kShortestSleep, longest), has_work);
     }
+  }
+
+  [[nodiscard]] bool awaits_event() const {
+    return std::ranges::any_of(queues_, [](const std::list<Job>& queue) {
+      return std::ranges::any_of(queue,
+                                 [](const Job& job) { return job.awaits_event && job.has_work(); });
+    });
   }
 
   const Options options_;
@@ -610,6 +634,7 @@ class CudaDevice::Impl {
   std::uint64_t pool_bytes_ = 0;
 
   // Under mutex_.
+  Peers peers_;
   Info info_;
   bool attached_ = false;
   bool stopping_ = false;
@@ -659,6 +684,11 @@ Result<void> CudaDevice::attach(std::span<const PageLayout> layouts, std::span<s
   return impl_->attach(layouts, pool, std::move(sink));
 }
 void CudaDevice::detach() { impl_->detach(); }
+Result<PeerMemory> CudaDevice::share(const PageLayout& layout) { return impl_->share(layout); }
+Result<void> CudaDevice::add_peer(std::uint64_t peer, const PeerMemory& memory) {
+  return impl_->add_peer(peer, memory);
+}
+void CudaDevice::remove_peer(std::uint64_t peer) { impl_->remove_peer(peer); }
 Result<Device::Event> CudaDevice::record_event(Queue queue) { return impl_->record_event(queue); }
 Result<void> CudaDevice::submit(Batch batch) { return impl_->submit(std::move(batch)); }
 void CudaDevice::cancel(std::uint64_t ticket) { impl_->cancel(ticket); }

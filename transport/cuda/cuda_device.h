@@ -30,8 +30,8 @@ namespace pegaflow {
 /// flight, reports them failed and logs one error. record_event(), submit() and attach() return
 /// kInternal from then on. The engine continues as far as CUDA lets it.
 ///
-/// Without the kernels (a program built without nvcc) all segments are moved directly, and there
-/// are no checksums; nor are there any for pages larger than Options::slice_bytes.
+/// Without the kernels (a program built without nvcc) all segments are moved directly, no peer is
+/// read, and there are no checksums; nor are there any for pages larger than Options::slice_bytes.
 ///
 /// Thread-safe. After a fork the child has no copy thread and no CUDA: there submit() returns kGone
 /// and the destructor returns at once.
@@ -48,6 +48,8 @@ class CudaDevice final : public Device {
     std::uint64_t slice_bytes = std::uint64_t{32} << 20;  ///< The largest slice.
     /// Multiprocessors that one of our kernels may use at once. 0: all of them.
     unsigned kernel_blocks = 0;
+    /// The same for a kernel that copies out of another engine's GPU: more gain nothing there.
+    unsigned pull_blocks = 32;
     bool low_priority = false;         ///< Priority of our kernels beside the engine's.
     std::optional<cuda::Path> path{};  ///< Overrides the choice.
     std::size_t max_batches = 4096;    ///< Queued or in flight, in each direction.
@@ -70,6 +72,9 @@ class CudaDevice final : public Device {
   Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
+  Result<PeerMemory> share(const PageLayout& layout) override;
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) override;
+  void remove_peer(std::uint64_t peer) override;
   Result<Event> record_event(Queue queue) override;
   Result<void> submit(Batch batch) override;
   void cancel(std::uint64_t ticket) override;

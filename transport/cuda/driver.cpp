@@ -23,6 +23,7 @@ constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
+constexpr unsigned kIpcLazyEnablePeerAccess = 1;
 
 /// The oldest CUDA version whose driver has all the calls that we require.
 constexpr int kOldestVersion = 11000;
@@ -50,6 +51,10 @@ struct Functions {
   Status (*cuEventElapsedTime)(float*, EventHandle, EventHandle);
   Status (*cuMemAlloc_v2)(DeviceAddress*, std::size_t);
   Status (*cuMemFree_v2)(DeviceAddress);
+  Status (*cuMemGetAddressRange_v2)(DeviceAddress*, std::size_t*, DeviceAddress);
+  Status (*cuIpcGetMemHandle)(IpcHandle*, DeviceAddress);
+  Status (*cuIpcOpenMemHandle_v2)(DeviceAddress*, IpcHandle, unsigned);
+  Status (*cuIpcCloseMemHandle)(DeviceAddress);
   Status (*cuMemHostAlloc)(void**, std::size_t, unsigned);
   Status (*cuMemFreeHost)(void*);
   Status (*cuMemHostGetDevicePointer_v2)(DeviceAddress*, void*, unsigned);
@@ -128,6 +133,21 @@ class Library final : public Driver {
     return call_.cuMemAlloc_v2(&address, bytes);
   }
   Status release(DeviceAddress address) override { return call_.cuMemFree_v2(address); }
+  Status export_memory(DeviceAddress address, IpcHandle& handle, DeviceAddress& base) override {
+    const Status status = call_.cuMemGetAddressRange_v2(&base, nullptr, address);
+    return status == kSuccess ? call_.cuIpcGetMemHandle(&handle, base) : status;
+  }
+  Status open_exported(const IpcHandle& handle, DeviceAddress& base,
+                       std::uint64_t& bytes) override {
+    Status status = call_.cuIpcOpenMemHandle_v2(&base, handle, kIpcLazyEnablePeerAccess);
+    if (status != kSuccess) return status;
+    std::size_t size = 0;
+    status = call_.cuMemGetAddressRange_v2(nullptr, &size, base);
+    bytes = size;
+    if (status != kSuccess) call_.cuIpcCloseMemHandle(base);
+    return status;
+  }
+  Status close_exported(DeviceAddress base) override { return call_.cuIpcCloseMemHandle(base); }
   Status allocate_host(std::uint64_t bytes, std::byte*& memory, DeviceAddress& on_device) override {
     void* raw = nullptr;
     const Status status = call_.cuMemHostAlloc(&raw, bytes, kHostPortable | kHostDeviceMap);
@@ -243,6 +263,10 @@ const char* find_all(void* library, Functions& f) {
   PEGA_FIND(cuEventElapsedTime);
   PEGA_FIND(cuMemAlloc_v2);
   PEGA_FIND(cuMemFree_v2);
+  PEGA_FIND(cuMemGetAddressRange_v2);
+  PEGA_FIND(cuIpcGetMemHandle);
+  PEGA_FIND(cuIpcOpenMemHandle_v2);
+  PEGA_FIND(cuIpcCloseMemHandle);
   PEGA_FIND(cuMemHostAlloc);
   PEGA_FIND(cuMemFreeHost);
   PEGA_FIND(cuMemHostGetDevicePointer_v2);

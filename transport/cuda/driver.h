@@ -2,6 +2,7 @@
 /// \file
 /// The part of CUDA's driver API that we use, loaded at run time.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,9 @@ struct Transfer {
 };
 
 enum class Direction : std::uint8_t { kToHost, kToDevice };
+
+/// The name of an allocation for other processes of this host: CUDA's IPC handle.
+using IpcHandle = std::array<std::byte, 64>;
 
 /// The driver. The second implementation is in memory: tests/support/software_cuda.h.
 ///
@@ -82,6 +86,14 @@ class Driver {
 
   virtual Status allocate(std::uint64_t bytes, DeviceAddress& address) = 0;
   virtual Status release(DeviceAddress address) = 0;
+  /// The handle and the first byte of the allocation that contains `address`. The driver refuses it
+  /// for memory of its virtual memory management: expandable segments, and vLLM's sleep mode.
+  virtual Status export_memory(DeviceAddress address, IpcHandle& handle, DeviceAddress& base) = 0;
+  /// Maps an allocation of another process, at the same place each time. Its memory is not freed
+  /// before close_exported() was called as often, even if that process has ended.
+  virtual Status open_exported(const IpcHandle& handle, DeviceAddress& base,
+                               std::uint64_t& bytes) = 0;
+  virtual Status close_exported(DeviceAddress base) = 0;
   /// Page-locked memory that kernels may read and write at the address `on_device`.
   virtual Status allocate_host(std::uint64_t bytes, std::byte*& memory,
                                DeviceAddress& on_device) = 0;

@@ -29,6 +29,20 @@ bool EventRing::has(Device::Event event) const {
   return event == Device::Event::kNow || slots_[number % slots_.size()].number == number;
 }
 
+Result<bool> EventRing::is_over(Device::Event event) {
+  if (event == Device::Event::kNow) return true;
+  const auto number = static_cast<std::uint64_t>(event);
+  const std::lock_guard lock(mutex_);
+  const Slot& slot = slots_[number % slots_.size()];
+  if (slot.number != number) {
+    return fail(Errc::kGone, "event {} was reused, the last one is {}", number, last_);
+  }
+  const Status status = driver_->query(slot.event);
+  if (status == kNotReady) return false;
+  PEGA_TRY(check(*driver_, status, "wait for the engine's work"));
+  return true;
+}
+
 Result<void> EventRing::wait(Stream stream, Device::Event event) {
   if (event == Device::Event::kNow) return {};
   const auto number = static_cast<std::uint64_t>(event);

@@ -32,6 +32,9 @@ class EventRing {
   /// Whether the event has not been reused yet; always true for kNow.
   [[nodiscard]] bool has(Device::Event event) const;
 
+  /// Whether the engine's work has reached the event. Errors: kGone when it was reused; kIo.
+  Result<bool> is_over(Device::Event event);
+
   /// Makes `stream` wait for the event. Errors: kGone when it was reused; kIo.
   Result<void> wait(Stream stream, Device::Event event);
 

@@ -68,6 +68,31 @@ __device__ void move(const MoveArguments& a) {
   }
 }
 
+/// Reads the peer's memory over the link between the GPUs, or in this GPU.
+__device__ void pull(const PullArguments& a) {
+  const Piece* const pieces = reinterpret_cast<const Piece*>(a.pieces);
+  const Piece* const peers = reinterpret_cast<const Piece*>(a.peers_pieces);
+  const unsigned groups = kThreads / a.group;
+  const unsigned lane = threadIdx.x % a.group;
+  const std::uint64_t items = std::uint64_t{a.page_count} * a.piece_count;
+  const std::uint64_t step = std::uint64_t{gridDim.x} * groups;
+  std::uint64_t item = std::uint64_t{blockIdx.x} * groups + threadIdx.x / a.group;
+  if (item >= items) return;
+  Piece next_to = pieces[item % a.piece_count];
+  Piece next_from = peers[item % a.piece_count];
+  for (; item < items; item += step) {
+    const auto page = static_cast<std::uint32_t>(item / a.piece_count);
+    const Piece to = next_to;
+    const Piece from = next_from;
+    if (item + step < items) {
+      next_to = pieces[(item + step) % a.piece_count];
+      next_from = peers[(item + step) % a.piece_count];
+    }
+    copy_piece(reinterpret_cast<const char*>(from.base + a.peers_blocks[page] * from.stride),
+               reinterpret_cast<char*>(to.base + a.blocks[page] * to.stride), from, lane, a.group);
+  }
+}
+
 __device__ std::uint64_t add_lanes(std::uint64_t value) {
   // Threads 8 and 16 apart have the same lane of the hash.
   value += __shfl_xor_sync(0xFFFFFFFFU, value, 8);
@@ -84,6 +109,11 @@ extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
 extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
     pega_scatter(const __grid_constant__ MoveArguments arguments) {
   move<false>(arguments);
+}
+
+extern "C" __global__ void __launch_bounds__(pegaflow::cuda::kThreads, 2)
+    pega_pull(const __grid_constant__ PullArguments arguments) {
+  pull(arguments);
 }
 
 /// A warp computes the sums of one block of a page.

@@ -33,6 +33,21 @@ struct MoveArguments {
 };
 static_assert(sizeof(MoveArguments) <= 4096);
 
+/// The most pages of one launch of pull.
+inline constexpr std::uint32_t kPullPages = 480;
+
+/// The arguments of pull: pages of a peer's blocks, into blocks of this engine.
+struct PullArguments {
+  std::uint64_t pieces;        ///< Piece[], on the device, from the first that is copied.
+  std::uint64_t peers_pieces;  ///< The same of the peer's blocks; their units count.
+  std::uint32_t piece_count;
+  std::uint32_t page_count;
+  std::uint32_t group;  ///< As in MoveArguments.
+  std::uint32_t blocks[kPullPages];
+  std::uint32_t peers_blocks[kPullPages];
+};
+static_assert(sizeof(PullArguments) <= 4096);
+
 /// The arguments of the two kernels that compute the checksums of pages in staging.
 struct HashArguments {
   std::uint64_t staging;

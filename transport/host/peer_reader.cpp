@@ -1,6 +1,5 @@
 #include "transport/host/peer_reader.h"
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <climits>
@@ -12,6 +11,7 @@
 
 #include "base/os/pidfd.h"
 #include "base/os/unique_fd.h"
+#include "transport/device_checks.h"
 
 namespace pegaflow {
 namespace {
@@ -107,29 +107,6 @@ Result<pid_t> number_of(int pidfd) {
               "engines in one PID namespace");
 }
 
-Result<void> check_segments(const PeerMemory& memory, const PageLayout& layout) {
-  const auto same_size = [](const Segment& one, const Segment& other) {
-    return one.size_bytes == other.size_bytes;
-  };
-  if (!std::ranges::equal(memory.segments, layout.segments(), same_size)) {
-    return fail(Errc::kRefused,
-                "add peer: its {} segments differ in number or size from the {} of this engine",
-                memory.segments.size(), layout.segments().size());
-  }
-  if (memory.block_count == 0) return fail(Errc::kInvalidArgument, "add peer: it has no block");
-  for (const Segment& segment : memory.segments) {
-    std::uint64_t end = 0;
-    if (__builtin_mul_overflow(memory.block_count - 1, segment.block_stride_bytes, &end) ||
-        __builtin_add_overflow(end, segment.size_bytes, &end) ||
-        __builtin_add_overflow(end, address_of(segment.base), &end)) {
-      return fail(Errc::kInvalidArgument,
-                  "add peer: {} blocks of {} bytes from address {:#x} on are beyond all addresses",
-                  memory.block_count, segment.block_stride_bytes, address_of(segment.base));
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 PeerReader::PeerReader(const PeerMemory& memory, pid_t pid)
@@ -141,7 +118,10 @@ PeerReader::PeerReader(const PeerMemory& memory, pid_t pid)
 }
 
 Result<PeerReader> PeerReader::open(const PeerMemory& memory, const PageLayout& layout) {
-  PEGA_TRY(check_segments(memory, layout));
+  if (!memory.handles.empty()) {
+    return fail(Errc::kRefused, "add peer: its memory is on a GPU, and that of this engine is not");
+  }
+  PEGA_TRY(device::check_peer(memory, layout));
   PEGA_TRY_LET(const pid_t pid, number_of(memory.process));
   PeerReader reader(memory, pid);
   Calls calls(pid);

@@ -1,0 +1,266 @@
+// Copies out of the GPU memory of other engines, over the driver in software.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "base/os/unique_fd.h"
+#include "tests/support/forked.h"
+#include "tests/support/seed.h"
+#include "tests/support/skip.h"
+#include "tests/support/software_cuda.h"
+#include "tests/unit/transport/cuda_fixture.h"
+#include "transport/cuda/peer_mapping.h"
+
+namespace pegaflow {
+namespace {
+
+using testing::CudaFixture;
+using testing::CudaShape;
+using testing::DeviceMemory;
+using testing::SoftwareCuda;
+using Direction = Device::Direction;
+
+UniqueFd pidfd_of(pid_t process) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+}
+
+/// A device that reads, and the memory of a peer with blocks of the same size.
+struct PeerFixture {
+  explicit PeerFixture(const CudaShape& shape = {}, std::size_t peers_blocks = 24,
+                       std::size_t peers_gap = 128,
+                       const CudaDevice::Options& options = testing::small_options())
+      : software(std::make_shared<SoftwareCuda>(testing::seed())),
+        f(shape, options, software),
+        peers(software, shape.segments, shape.segment_bytes, peers_blocks, peers_gap),
+        process(pidfd_of(::getpid())) {}
+
+  [[nodiscard]] PeerMemory shared() const {
+    PeerMemory memory = f.device->share(peers.layout()).value();
+    memory.process = process.get();
+    return memory;
+  }
+  [[nodiscard]] static Device::Batch batch(std::uint64_t ticket, std::uint64_t peer,
+                                           const std::vector<std::uint32_t>& blocks,
+                                           const std::vector<std::uint32_t>& peers_blocks) {
+    Device::Batch batch{ticket, Direction::kLoad, Device::Event::kNow, {}};
+    batch.peer = peer;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      batch.copies.push_back({blocks[i], peers_blocks[i]});
+    }
+    return batch;
+  }
+
+  std::shared_ptr<SoftwareCuda> software;
+  CudaFixture f;
+  DeviceMemory peers;
+  UniqueFd process;
+};
+
+/// Different numbers below `below`.
+std::vector<std::uint32_t> choose(std::mt19937_64& random, std::size_t count, std::size_t below) {
+  std::vector<std::uint32_t> all(below);
+  std::iota(all.begin(), all.end(), 0U);
+  std::shuffle(all.begin(), all.end(), random);
+  all.resize(count);
+  return all;
+}
+
+TEST_SUITE("a CudaDevice and the memory of other engines") {
+  TEST_CASE("the peer's pages arrive in the blocks that were named, whatever their shape") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    std::mt19937_64 random(testing::seed());
+    // The last one has more pages than one launch.
+    for (const CudaShape& shape : {CudaShape{3, 512, 16, 64}, CudaShape{1, 1, 16, 3},
+                                   CudaShape{2, 100'000, 16, 8}, CudaShape{2, 64, 1'100, 0}}) {
+      CAPTURE(shape.segment_bytes);
+      const std::size_t peers_blocks = shape.blocks + 9;
+      CudaDevice::Options options = testing::small_options();
+      if (shape.blocks > cuda::kPullPages) options.slice_bytes = options.staging_bytes = 32 << 20;
+      PeerFixture p(shape, peers_blocks, 128, options);
+      for (std::uint32_t block = 0; block < peers_blocks; ++block) p.peers.fill(block, block + 50);
+      for (std::uint32_t block = 0; block < shape.blocks; ++block) p.f.memory.fill(block, 7);
+      REQUIRE(p.f.device->add_peer(3, p.shared()));
+      const std::size_t count = shape.blocks - 3;
+      const std::vector<std::uint32_t> to = choose(random, count, shape.blocks);
+      const std::vector<std::uint32_t> from = choose(random, count, peers_blocks);
+
+      REQUIRE(p.f.device->submit(PeerFixture::batch(1, 3, to, from)));
+
+      const Device::Completion done = p.f.completions.wait_for(1).front();
+      CHECK(done.copied == count);
+      CHECK_FALSE(done.error);
+      std::vector<std::uint64_t> seeds(shape.blocks, 7);
+      for (std::size_t i = 0; i < count; ++i) seeds[to[i]] = from[i] + 50;
+      CHECK(p.f.memory.wrong(seeds).empty());
+      CHECK(p.f.memory.gaps_are_whole());
+    }
+  }
+
+  TEST_CASE("loads from the pool and from a peer run side by side") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    PeerFixture p;
+    for (std::uint32_t block = 0; block < 16; ++block) {
+      p.peers.fill(block, block + 50);
+      p.f.memory.fill(block, block + 80);
+    }
+    REQUIRE(p.f.device->submit(p.f.batch(1, Direction::kSave, {0, 1, 2, 3})));
+    p.f.completions.wait_for(1);
+    for (std::uint32_t block = 0; block < 4; ++block) p.f.memory.fill(block, 7);
+    REQUIRE(p.f.device->add_peer(1, p.shared()));
+
+    REQUIRE(p.f.device->submit(p.f.batch(2, Direction::kLoad, {0, 1})));
+    REQUIRE(p.f.device->submit(PeerFixture::batch(3, 1, {4, 5, 6}, {2, 0, 9})));
+    REQUIRE(p.f.device->submit(p.f.batch(4, Direction::kLoad, {2, 3})));
+
+    for (const Device::Completion& done : p.f.completions.wait_for(4)) CHECK_FALSE(done.error);
+    std::vector<std::uint64_t> seeds{80, 81, 82, 83, 52, 50, 59};
+    for (std::uint64_t block = 7; block < 16; ++block) seeds.push_back(block + 80);
+    CHECK(p.f.memory.wrong(seeds).empty());
+  }
+
+  TEST_CASE("memory of a peer is closed when the peer is forgotten, or the pool is left") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    PeerFixture p;
+    const std::size_t before = p.software->live_objects();
+    REQUIRE(p.f.device->add_peer(1, p.shared()));
+    CHECK(p.software->live_objects() > before);
+    SUBCASE("forgotten") {
+      p.f.device->remove_peer(1);
+      p.f.device->remove_peer(2);
+      CHECK(p.software->live_objects() == before);
+      CHECK(p.f.device->submit(PeerFixture::batch(1, 1, {0}, {0})).error().code ==
+            Errc::kInvalidArgument);
+    }
+    SUBCASE("left") {
+      p.f.device->detach();
+      CHECK(p.software->live_objects() < before);  // And what the pool needed.
+    }
+  }
+
+  TEST_CASE("a peer that cannot be read is refused with the reason, and leaves nothing mapped") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    PeerFixture p;
+    const std::size_t before = p.software->live_objects();
+    PeerMemory memory = p.shared();
+    Errc expected = Errc::kRefused;
+    const char* reason = "";
+    std::uint64_t name = 1;
+    SUBCASE("ordinary memory") {
+      memory.handles.clear();
+      reason = "not on a GPU";
+    }
+    SUBCASE("segments of another size") {
+      memory.segments[1].size_bytes += 1;
+      reason = "differ in number or size";
+    }
+    SUBCASE("a handle that cannot be opened") {
+      p.software->refuse_sharing();
+      reason = "cannot map the memory of the other engine";
+    }
+    SUBCASE("fewer handles than segments") {
+      memory.handles.pop_back();
+      expected = Errc::kInvalidArgument;
+      reason = "2 handles for 3 segments";
+    }
+    SUBCASE("blocks beyond the allocation") {
+      memory.block_count += 1;
+      expected = Errc::kInvalidArgument;
+      reason = "is beyond the";
+    }
+    SUBCASE("an offset beyond the allocation") {
+      memory.segments[2].base += std::size_t{1} << 40;
+      expected = Errc::kInvalidArgument;
+      reason = "is beyond the";
+    }
+    SUBCASE("the name 0") {
+      name = 0;
+      expected = Errc::kInvalidArgument;
+      reason = "the name 0";
+    }
+    const auto refused = p.f.device->add_peer(name, memory);
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == expected);
+    CHECK(refused.error().detail.find(reason) != std::string::npos);
+    CHECK(p.software->live_objects() == before);
+  }
+
+  TEST_CASE("memory that CUDA does not share is refused with the address and the fix") {
+    PeerFixture p;
+    p.software->refuse_sharing();
+    const auto refused = p.f.device->share(p.peers.layout());
+    CHECK(refused.error().code == Errc::kRefused);
+    CHECK(refused.error().detail.find("expandable segments") != std::string::npos);
+  }
+
+  TEST_CASE("pages of a process that has ended do not count") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    testing::Forked other([] {});
+    PeerFixture p;
+    PeerMemory memory = p.shared();
+    const UniqueFd process = pidfd_of(other.pid());
+    memory.process = process.get();
+    REQUIRE(p.f.device->add_peer(1, memory));
+    p.software->hold();
+    REQUIRE(p.f.device->submit(PeerFixture::batch(1, 1, {0, 1}, {2, 3})));
+    other.kill();
+    p.software->resume();
+
+    const Device::Completion done = p.f.completions.wait_for(1).front();
+
+    CHECK(done.copied == 0);
+    CHECK(done.error->code == Errc::kGone);
+    CHECK(p.f.device->add_peer(2, memory).error().code == Errc::kGone);
+  }
+
+  TEST_CASE("a peer is read by loads of its blocks only") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    PeerFixture p;
+    REQUIRE(p.f.device->add_peer(1, p.shared()));
+    Device::Batch save = PeerFixture::batch(1, 1, {0}, {0});
+    save.direction = Direction::kSave;
+    CHECK(p.f.device->submit(save).error().code == Errc::kInvalidArgument);
+    CHECK(p.f.device->submit(PeerFixture::batch(1, 1, {0}, {24})).error().code ==
+          Errc::kInvalidArgument);
+    CHECK(p.f.device->submit(PeerFixture::batch(1, 2, {0}, {0})).error().code ==
+          Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a batch without copies completes once the engine's work is over") {
+    PeerFixture p;
+    testing::DeviceMemory memory(p.software, 1, 64, 1);
+    cuda::Stream engine = nullptr;
+    REQUIRE(p.software->create_stream(0, engine) == cuda::kSuccess);
+    p.software->block(engine, true);
+    const auto queue = Device::Queue{reinterpret_cast<std::uintptr_t>(engine)};
+    const Device::Event after = p.f.device->record_event(queue).value();
+    REQUIRE(p.f.device->submit({.ticket = 1, .after = after, .copies = {}}));
+    REQUIRE(p.f.device->submit({.ticket = 2, .after = after, .copies = {}}));
+    REQUIRE(p.f.device->submit(p.f.batch(3, Direction::kSave, {0})));  // After nothing.
+    CHECK(p.f.completions.wait_for(1).front().ticket == 3);
+
+    SUBCASE("each one") {}
+    SUBCASE("unless it is cancelled") {
+      p.f.device->cancel(2);
+      const Device::Completion cancelled = p.f.completions.wait_for(2).back();
+      CHECK(cancelled.ticket == 2);
+      CHECK(cancelled.error->code == Errc::kCancelled);
+    }
+    p.software->block(engine, false);
+
+    const auto all = p.f.completions.wait_for(3);
+    const auto first = std::ranges::find(all, std::uint64_t{1}, &Device::Completion::ticket);
+    CHECK(first != all.end());
+    CHECK_FALSE(first->error);
+    REQUIRE(p.software->destroy_stream(engine) == cuda::kSuccess);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow

@@ -1,0 +1,63 @@
+#pragma once
+/// \file
+/// The GPU memory of another process, mapped into this one.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "base/page_layout.h"
+#include "transport/cuda/driver.h"
+#include "transport/cuda/kernels.h"
+#include "transport/device.h"
+
+namespace pegaflow::cuda {
+
+/// The memory of a layout as add_peer() of other processes takes it. With the context current.
+/// Errors: kRefused with CUDA's reason for memory that has no handle.
+Result<PeerMemory> share_memory(Driver& driver, const PageLayout& layout);
+
+/// The blocks of a peer, for the kernel that copies them into blocks of this process. Immutable.
+///
+/// While it exists, the driver does not free the peer's memory, even after the end of its process.
+class PeerMapping {
+ public:
+  /// Maps its allocations into `context`, which is current. `own`: the pieces of the blocks that
+  /// its pages are copied into, which are those of `layout`.
+  /// Errors: those of Device::add_peer().
+  static Result<std::unique_ptr<PeerMapping>> open(std::shared_ptr<Driver> driver, Context context,
+                                                   const PeerMemory& memory,
+                                                   const PageLayout& layout,
+                                                   std::span<const Piece> own);
+  PeerMapping(const PeerMapping&) = delete;
+  PeerMapping& operator=(const PeerMapping&) = delete;
+  /// No copy out of it is in flight.
+  ~PeerMapping();
+
+  /// Piece[], on the device: those of the peer's blocks, in the order of `own`.
+  [[nodiscard]] DeviceAddress pieces() const noexcept { return pieces_; }
+  [[nodiscard]] std::uint64_t block_count() const noexcept { return block_count_; }
+  /// Its pidfd.
+  [[nodiscard]] int process() const noexcept { return process_; }
+
+ private:
+  PeerMapping(std::shared_ptr<Driver> driver, Context context, const PeerMemory& memory)
+      : driver_(std::move(driver)),
+        context_(context),
+        block_count_(memory.block_count),
+        process_(memory.process) {}
+  /// The segments at the addresses that they have here.
+  Result<std::vector<Segment>> map(const PeerMemory& memory);
+  Result<void> upload(std::span<const Piece> pieces);
+
+  const std::shared_ptr<Driver> driver_;
+  const Context context_;
+  const std::uint64_t block_count_;
+  const int process_;
+  std::vector<DeviceAddress> opened_;
+  DeviceAddress pieces_ = 0;
+};
+
+}  // namespace pegaflow::cuda
