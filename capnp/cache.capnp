@@ -88,6 +88,9 @@ struct Segment {
   base @0 :UInt64;                # Its address in block 0, in the worker's process.
   stride @1 :UInt64;              # From one block to the next.
   bytes @2 :UInt64;               # Its size in one block.
+  handle @3 :Data;                # Of memory on a GPU: CUDA's IPC handle of the allocation that
+                                  # contains it, 64 bytes; base is then its offset in there. Empty:
+                                  # ordinary memory. All segments have one, or none.
 }
 
 struct DirectMemory {
@@ -295,7 +298,8 @@ interface Session {
   # All copies out of the pin have ended.
 
   reserve @7 (job :JobId, keys :Keys, first :UInt32, kind :UInt8, depths :Data,
-              mayRefuse :Bool, blocks :List(UInt32), guard :UInt32, guardValue :UInt64) -> (
+              mayRefuse :Bool, blocks :List(UInt32), guard :UInt32, guardValue :UInt64,
+              pending :Bool) -> (
     slots :List(UInt32), error :Error);
   # A job is of one kind, and the keys are those of its blocks.
   # One slot per key; 0xFFFFFFFF: skip the key. The first rank of an instance to call it decides each
@@ -308,8 +312,9 @@ interface Session {
   # mayRefuse: no other engine waits for these blocks, so a server whose eviction policy refuses saves
   # may skip keys to keep the blocks that it has. Older clients are never refused.
   # blocks, guard, guardValue: with feature 4, for a worker that has registered its memory: the blocks
-  # that contain the keys, one per key, whose content is final, and the guard under which other
-  # engines may read them until the job ends. guardValue 0: they may not.
+  # that contain the keys, one per key, and the guard under which other engines may read them until the
+  # job ends. guardValue 0: they may not. pending: their content is final only when the worker calls
+  # `ready`, and until then they are not read.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the
@@ -400,4 +405,7 @@ interface Session {
   awaitReads @20 (job :JobId) -> Done;
   # Feature 4. Answers when no worker reads the blocks of a job of this worker that has ended, or after
   # 2 s. From the job's end on no further worker begins to.
+
+  ready @21 (job :JobId) -> Done;
+  # Feature 4. The content of the job's pending blocks is final. Nothing happens if the job has ended.
 }

@@ -85,7 +85,7 @@ class Mover::Impl {
       return fail(Errc::kPeerLost, "the link to the server is {}", to_string(stands));
     }
     if constexpr (std::is_same_v<Job, LoadJob>) {
-      if (job.is_following() && !state_.is_direct) {
+      if (job.is_following() && !state_.may_follow) {
         return fail(Errc::kRefused, "the server ({}) does not support direct reads",
                     state_.board.get().server_build);
       }

@@ -184,8 +184,18 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
                        .segments = {},
                        .guards = reader.getGuardCount()};
   for (const wire::Segment::Reader segment : segments) {
-    memory.segments.push_back(
-        {.base = segment.getBase(), .stride = segment.getStride(), .bytes = segment.getBytes()});
+    OfferedMemory::Segment& read =
+        memory.segments.emplace_back(segment.getBase(), segment.getStride(), segment.getBytes());
+    const auto handle = segment.getHandle();
+    if (handle.size() != 0 && handle.size() != read.handle.emplace().size()) {
+      return fail(Errc::kInvalidArgument, "direct memory with a handle of {} bytes, not {}",
+                  handle.size(), read.handle->size());
+    }
+    if (handle.size() == 0) read.handle.reset();
+    if (read.handle) std::memcpy(read.handle->data(), handle.begin(), handle.size());
+    if (read.handle.has_value() != memory.segments.front().handle.has_value()) {
+      return fail(Errc::kInvalidArgument, "direct memory of which some segments have handles");
+    }
   }
   return memory;
 }
@@ -199,6 +209,10 @@ void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder build
     segments[i].setBase(memory.segments[i].base);
     segments[i].setStride(memory.segments[i].stride);
     segments[i].setBytes(memory.segments[i].bytes);
+    if (const auto& handle = memory.segments[i].handle) {
+      std::memcpy(segments[i].initHandle(static_cast<unsigned>(handle->size())).begin(),
+                  handle->data(), handle->size());
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 /// Pointers that lead out of their message throw kj::Exception, as Cap'n Proto does; it ends the
 /// call. Thread-safe: no state.
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -115,9 +116,10 @@ struct RegisteredKind {
 /// the descriptor of its guards, which is a capability.
 struct OfferedMemory {
   struct Segment {
-    std::uint64_t base = 0;  ///< An address in the worker's process.
+    std::uint64_t base = 0;  ///< An address in the worker's process, or an offset.
     std::uint64_t stride = 0;
     std::uint64_t bytes = 0;
+    std::optional<std::array<std::byte, 64>> handle{};  ///< That of its allocation on a GPU.
     bool operator==(const Segment&) const = default;
   };
   std::string group{};
@@ -128,7 +130,8 @@ struct OfferedMemory {
 };
 /// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no
 /// block or guard, for more than
-/// kMaxGuards guards, and for no segment or more than kMaxSegmentsOnWire.
+/// kMaxGuards guards, for no segment or more than kMaxSegmentsOnWire, and for handles of another
+/// size or of some segments only.
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader);
 void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder);
 

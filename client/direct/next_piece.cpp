@@ -74,6 +74,7 @@ PeerMemory peer_memory(const OfferedMemory& offered) {
     // Only the other process has it. NOLINTNEXTLINE(performance-no-int-to-ptr)
     auto* const base = reinterpret_cast<std::byte*>(segment.base);
     memory.segments.push_back({base, segment.stride, segment.bytes});
+    if (segment.handle) memory.handles.push_back(*segment.handle);
   }
   return memory;
 }

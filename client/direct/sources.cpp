@@ -23,7 +23,7 @@ Sources::Source* Sources::find(std::uint64_t source) {
   return const_cast<Source*>(std::as_const(*this).find(source));
 }
 
-std::vector<std::uint64_t> Sources::known() {
+void Sources::forget_ended() {
   for (auto source = sources_.begin(); source != sources_.end();) {
     if (source->reads == 0 && has_process_ended(source->process.get())) {
       if (source->peer != 0) device_.remove_peer(source->peer);
@@ -32,6 +32,10 @@ std::vector<std::uint64_t> Sources::known() {
       ++source;
     }
   }
+}
+
+std::vector<std::uint64_t> Sources::known() {
+  forget_ended();
   std::vector<std::uint64_t> names;
   names.reserve(sources_.size());
   for (const Source& source : sources_) names.push_back(source.id);
@@ -65,6 +69,9 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   entry.block_count = memory.block_count;
   entry.process = std::move(process);
   entry.guards = std::move(*mapped);
+  if (watch_) entry.watch = watch_(entry.process.get());
+  kLog.info("blocks are read out of the memory of another engine engine={} lane={} blocks={}",
+            source, memory.handles.empty() ? "process_vm_readv" : "cuda", entry.block_count);
   return {};
 }
 
@@ -123,7 +130,9 @@ std::size_t Sources::end(std::uint64_t source, std::span<const BlockGuard> guard
   }
   // The end of a process closes no guard. After the looks at them: one that ended before them is
   // found here.
-  return has_process_ended(found->process.get()) ? 0 : good;
+  if (!has_process_ended(found->process.get())) return good;
+  forget_ended();
+  return 0;
 }
 
 void Sources::refuse(std::uint64_t source, const Error& why) {

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -34,6 +37,14 @@ class Sources {
   ~Sources() { clear(); }
   Sources(const Sources&) = delete;
   Sources& operator=(const Sources&) = delete;
+
+  /// Watches the process of an engine as long as its result lives, and calls forget_ended() when it
+  /// ends; not from within the call.
+  using Watch = std::function<std::shared_ptr<void>(int process)>;
+  void watch_with(Watch watch) { watch_ = std::move(watch); }
+  /// Forgets the engines that have ended and are not being read: memory of a GPU is not freed as
+  /// long as it is mapped here.
+  void forget_ended();
 
   /// The names of the engines here. Forgets ended ones first.
   [[nodiscard]] std::vector<std::uint64_t> known();
@@ -69,6 +80,7 @@ class Sources {
     std::uint64_t peer = 0;  ///< Its name at the device; 0: not there.
     std::uint64_t block_count = 0;
     UniqueFd process;
+    std::shared_ptr<void> watch;
     PeerGuards guards;
     std::size_t reads = 0;  ///< Pieces in flight.
     bool is_unreadable = false;
@@ -82,6 +94,7 @@ class Sources {
   std::vector<Source> sources_;  ///< The one that was read last is the last one.
   std::uint64_t last_peer_ = 0;
   std::uint64_t period_ = 0;
+  Watch watch_;
 };
 
 }  // namespace pegaflow

@@ -40,17 +40,18 @@ std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
   return kinds;
 }
 
-OfferedMemory offered_memory(const MoverOptions& options, const KindTable& kinds,
+OfferedMemory offered_memory(const MoverOptions& options, const PeerMemory& shared,
                              const Guards& guards) {
-  const PageLayout& layout = kinds.layouts().front();
   OfferedMemory memory{.group = options.direct_group,
-                       .blocks = layout.block_count(),
+                       .blocks = shared.block_count,
                        .segments = {},
                        .guards = guards.count()};
-  for (const Segment& segment : layout.segments()) {
-    memory.segments.push_back({.base = reinterpret_cast<std::uintptr_t>(segment.base),
-                               .stride = segment.block_stride_bytes,
-                               .bytes = segment.size_bytes});
+  for (std::size_t i = 0; i < shared.segments.size(); ++i) {
+    const Segment& segment = shared.segments[i];
+    OfferedMemory::Segment& offered =
+        memory.segments.emplace_back(reinterpret_cast<std::uintptr_t>(segment.base),
+                                     segment.block_stride_bytes, segment.size_bytes);
+    if (!shared.handles.empty()) offered.handle = shared.handles[i];
   }
   return memory;
 }
@@ -74,6 +75,7 @@ struct MoverLoop::Registered {
 
 MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Identity& identity)
     : state_(state),
+      event_port_(io.unixEventPort),
       link_(io, state.options.link, identity, state.board, *this),
       cleanup_(link_, tasks_, state.options.link.open_deadline),
       saves_(state, link_, tasks_, cleanup_, [this] { end_if_quiet(); }),
@@ -85,9 +87,12 @@ MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Iden
           }),
       events_(io.unixEventPort, state.events.fd(), [this] {
         state_.events.drain([this](MoverEvent&& event) { handle(std::move(event)); });
-      }) {}
+      }) {
+  state_.sources.watch_with([this](int process) { return watch_source(process); });
+}
 
 MoverLoop::~MoverLoop() noexcept(false) {
+  state_.sources.watch_with(nullptr);
   if (helper_.joinable()) helper_.join();
 }
 
@@ -124,7 +129,6 @@ Result<void> MoverLoop::may_register() const {
 Registration MoverLoop::registration() const {
   const MoverOptions& options = state_.options;
   const KindTable& kinds = state_.kinds;
-  const bool is_direct = state_.guards != nullptr && link_.server_has(kFeatureDirect);
   return {.instance = options.link.instance,
           .rank = options.rank,
           .ranks = options.ranks,
@@ -138,8 +142,26 @@ Registration MoverLoop::registration() const {
           .unit_tokens = kinds.unit_tokens(),
           .alignment_tokens = kinds.alignment_tokens(),
           .cells = options.cells,
-          .direct = is_direct ? std::optional(offered_memory(options, kinds, *state_.guards))
-                              : std::nullopt};
+          .direct = offered()};
+}
+
+std::optional<OfferedMemory> MoverLoop::offered() const {
+  if (state_.guards == nullptr) return std::nullopt;
+  const std::string& instance = state_.options.link.instance;
+  if (!link_.server_has(kFeatureDirect)) {
+    kLog.info(
+        "the server does not support direct reads, blocks are loaded once they are saved "
+        "instance={} server=\"{}\"",
+        instance, state_.board.get().server_build);
+    return std::nullopt;
+  }
+  const Result<PeerMemory> shared = state_.device.share(state_.kinds.layouts().front());
+  if (shared) return offered_memory(state_.options, *shared, *state_.guards);
+  kLog.warn(
+      "engines of the direct group cannot read this one's memory, nor does it read theirs: blocks "
+      "are loaded once they are saved instance={} error=\"{}\"",
+      instance, to_string(shared.error()));
+  return std::nullopt;
 }
 
 kj::Promise<Result<void>> MoverLoop::register_rank() {
@@ -149,11 +171,6 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
   write_registration(sent, request);
   if (sent.direct) {
     request.getDirect().setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(state_.guards->fd()));
-  } else if (state_.guards != nullptr) {
-    kLog.info(
-        "the server does not support direct reads, blocks are loaded once they are saved "
-        "instance={} server=\"{}\"",
-        state_.options.link.instance, state_.board.get().server_build);
   }
   return link_
       .call(kj::mv(request), state_.options.link.connect_deadline, "register",
@@ -173,6 +190,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
           return Result<void>(fail(Errc::kRefused, "pages of {} bytes in a pool of {}",
                                    state_.kinds.largest_page(), state_.pool_bytes));
         }
+        state_.may_follow = state_.guards != nullptr && link_.server_has(kFeatureDirect);
         state_.is_direct = is_direct;
         state_.board.set_namespace(std::move(registered->namespace_hash));
         return on_registered(kj::mv(*registered));
@@ -223,6 +241,28 @@ kj::Promise<Result<void>> MoverLoop::use_pool(const Id128& kept_pool) {
 void MoverLoop::describe_device() {
   const auto& describe = state_.options.describe_device;
   tasks_.add(link_.describe(describe ? describe() : DeviceReport()));
+}
+
+std::shared_ptr<void> MoverLoop::watch_source(int process) {
+  // The observer goes before its descriptor.
+  struct Watched {
+    Watched(kj::UnixEventPort& port, UniqueFd fd)
+        : process(std::move(fd)),
+          observer(port, process.get(), kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
+    UniqueFd process;
+    kj::UnixEventPort::FdObserver observer;
+    kj::Promise<void> end = kj::NEVER_DONE;
+  };
+  UniqueFd own(::fcntl(process, F_DUPFD_CLOEXEC, 0));
+  if (!own) return nullptr;  // The next openNext finds its end.
+  auto watched = std::make_shared<Watched>(event_port_, std::move(own));
+  watched->end = watched->observer.whenBecomesReadable()
+                     .then([this] {
+                       // Later, since this promise ends with the source.
+                       tasks_.add(kj::evalLater([this] { state_.sources.forget_ended(); }));
+                     })
+                     .eagerlyEvaluate(nullptr);
+  return watched;
 }
 
 kj::Promise<Result<void>> MoverLoop::map_pool() {
@@ -314,6 +354,7 @@ kj::Promise<void> MoverLoop::end() {
   on_end_ = kj::mv(done.fulfiller);
   ending_ = true;
   const bool lost = !link_.is_connected();
+  state_.may_follow = false;
   state_.is_direct = false;
   saves_.end(lost);
   loads_.end(lost);

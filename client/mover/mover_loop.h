@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -49,6 +51,9 @@ class MoverLoop final : private Link::Role {
 
   kj::Promise<Result<void>> register_rank();
   [[nodiscard]] Registration registration() const;
+  /// The memory that engines of the direct group may read; none without a group, or where they
+  /// cannot.
+  [[nodiscard]] std::optional<OfferedMemory> offered() const;
   /// Errors: kRefused when the server does not implement what the engine's kinds need.
   [[nodiscard]] Result<void> may_register() const;
   kj::Promise<Result<void>> on_registered(Registered&& registered);
@@ -58,6 +63,8 @@ class MoverLoop final : private Link::Role {
   kj::Promise<void> unmap_kept();
   void unmap_when_late();
   void describe_device();
+  /// As Sources::Watch.
+  std::shared_ptr<void> watch_source(int process);
   kj::Promise<Result<void>> map_pool();
   void start_helper(std::function<void()> work);
   void on_helper_done();
@@ -69,6 +76,7 @@ class MoverLoop final : private Link::Role {
   void handle(MoverEvent&& event);
 
   MoverState& state_;
+  kj::UnixEventPort& event_port_;
   Link link_;
   CleanupCalls cleanup_;
   Saves saves_;

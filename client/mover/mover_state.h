@@ -41,7 +41,7 @@ struct MoverEvent {
 
 /// Lives as long as the Mover. Each accepted job reserves one of `max_jobs` places, until the
 /// engine takes its report. So the mailboxes always have room for its completions (one for each
-/// member that it copies) and its report.
+/// member that it copies, and that of a save's mark) and its report.
 struct MoverState {
   MoverState(const MoverOptions& chosen, KindTable of_engine, std::unique_ptr<Guards> its_guards,
              Device& its_device)
@@ -49,7 +49,7 @@ struct MoverState {
         kinds(std::move(of_engine)),
         device(its_device),
         commands(2 * chosen.max_jobs + 16),
-        events((kinds.layouts().size() + 1) * chosen.max_jobs + 16),
+        events((kinds.layouts().size() + 2) * chosen.max_jobs + 16),
         finished(chosen.max_jobs),
         guards(std::move(its_guards)),
         sources(its_device) {}
@@ -63,7 +63,9 @@ struct MoverState {
   Mailbox<MoverEvent> events;
   Mailbox<FinishedJob> finished;
   CopyingLoads copying;
-  /// Whether the server lets engines of the direct group read each other's memory.
+  /// Whether the server answers loads that follow their prefill,
+  std::atomic<bool> may_follow{false};
+  /// and whether engines of the direct group may read this one's memory, and it theirs.
   std::atomic<bool> is_direct{false};
 
   // Bound to the mover's thread. (The helper thread writes `mapping` while the mover's thread does

@@ -21,6 +21,7 @@ struct BatchOwner {
   std::uint64_t job = 0;   ///< Its ticket.
   std::size_t part = 0;    ///< Its index in a load.
   std::size_t member = 0;  ///< Its index in the part's kind.
+  bool is_mark = false;    ///< It has no pages, and completes when those of its save are final.
 };
 
 /// The batches that the device has, by ticket.

@@ -48,6 +48,7 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
                                  request.initBlocks(static_cast<unsigned>(job.blocks.size())));
     request.setGuard(job.guard->place);
     request.setGuardValue(job.guard->value);
+    request.setPending(job.after != Device::Event::kNow);
   }
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);
@@ -60,9 +61,36 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
 }
 
 bool Saves::is_offered(const SaveJob& job) const {
-  // Blocks whose save may be refused are wanted by no other engine. After an event the blocks'
-  // content is not final yet.
-  return state_.is_direct && !job.may_refuse && job.after == Device::Event::kNow;
+  // Blocks whose save may be refused are wanted by no other engine.
+  return state_.is_direct && !job.may_refuse;
+}
+
+void Saves::watch(std::uint64_t ticket, SaveJob& job) {
+  if (!job.guard || job.after == Device::Event::kNow) return;
+  const std::uint64_t mark = ++state_.last_ticket;
+  const Result<void> accepted = state_.device.submit(
+      {.ticket = mark, .direction = Device::Direction::kSave, .after = job.after, .copies = {}});
+  if (!accepted) {  // Then they are read from the pool.
+    kLog.debug("blocks are not offered error=\"{}\"", to_string(accepted.error()));
+    return;
+  }
+  state_.batches.emplace(
+      mark, BatchOwner{.direction = Device::Direction::kSave, .job = ticket, .is_mark = true});
+}
+
+void Saves::on_final(std::uint64_t ticket, const Device::Completion& completion) {
+  const auto found = state_.saves.find(ticket);
+  if (found == state_.saves.end() || completion.error) return;
+  const SaveJob& job = found->second;
+  if (job.is_ending || !link_.is_connected()) return;
+  auto request = link_.session().readyRequest();
+  write_job(job.job, request.initJob());
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "ready",
+                       [](auto& answer) { return read_done(answer); })
+                 .then([](Result<void>&& done) {
+                   if (!done) kLog.debug("ready failed error=\"{}\"", to_string(done.error()));
+                 }));
 }
 
 void Saves::on_slots(std::uint64_t ticket, Result<std::vector<std::uint32_t>>&& slots) {
@@ -119,6 +147,7 @@ bool Saves::takes_checksum() {
 
 void Saves::submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopies::Page> pages) {
   job.phase = SaveJob::Phase::kCopying;
+  watch(ticket, job);
   job.copies = PageCopies(state_.kinds[job.kind], job.blocks, pages, ticket, state_.last_ticket);
   job.copies.submit(state_.device, job.after,
                     {.direction = Device::Direction::kSave, .job = ticket}, state_.batches);
@@ -126,6 +155,7 @@ void Saves::submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopie
 }
 
 void Saves::on_copied(const BatchOwner& owner, Device::Completion&& completion) {
+  if (owner.is_mark) return on_final(owner.job, completion);
   SaveJob& job = state_.saves.at(owner.job);
   job.copies.take(owner.member, std::move(completion), state_.device);
   if (job.copies.in_flight() == 0) on_all_copied(owner.job, job);

@@ -50,8 +50,11 @@ class Saves {
   void publish(std::uint64_t ticket, SaveJob& job);
   /// The job is sealed: waits until no other engine reads its blocks, then ends it.
   void await_reads(std::uint64_t ticket, SaveJob& job);
-  /// Whether other engines may read the job's blocks from now on.
+  /// Whether other engines may read the job's blocks, as soon as their content is final.
   [[nodiscard]] bool is_offered(const SaveJob& job) const;
+  /// Tells the server once the engine's work on the job's blocks is over.
+  void watch(std::uint64_t ticket, SaveJob& job);
+  void on_final(std::uint64_t ticket, const Device::Completion& completion);
   /// Closes the job's guard, removes the job from the table and reports it.
   void finish(std::uint64_t ticket, std::size_t sealed_blocks, std::optional<Error> error);
 

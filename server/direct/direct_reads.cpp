@@ -113,9 +113,14 @@ Result<void> DirectReads::reserved(const Id128& connection,
   skipped.reserve(slots.size());
   for (const std::uint32_t slot : slots) skipped.push_back(slot == CacheService::kNoPage);
   PEGA_TRY(offers_.offer(connection, job, reach->generation, keys, blocks, skipped,
-                         {.place = params.getGuard(), .value = params.getGuardValue()}));
+                         {.place = params.getGuard(), .value = params.getGuardValue()},
+                         params.getPending()));
   changed();
   return {};
+}
+
+void DirectReads::ready(const Id128& connection, const JobId& job) {
+  if (offers_.ready(connection, job)) changed();
 }
 
 void DirectReads::job_ended(const Id128& connection, const JobId& job) {

@@ -60,6 +60,8 @@ class DirectReads {
   /// under the call's guard, if it has one. Errors: those of Offers::offer().
   Result<void> reserved(const Id128& connection, wire::Session::ReserveParams::Reader params,
                         std::span<const BlockKey> keys, std::span<const std::uint32_t> slots);
+  /// The content of the job's pending blocks is final.
+  void ready(const Id128& connection, const JobId& job);
   /// The caller's part of the job has ended.
   void job_ended(const Id128& connection, const JobId& job);
   /// Blocks may have become findable.

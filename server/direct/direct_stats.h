@@ -9,7 +9,8 @@ namespace pegaflow::server {
 
 /// A plain value.
 struct DirectStats {
-  std::size_t sources = 0;        ///< Workers that have registered their memory.
+  std::size_t sources = 0;        ///< Workers that have registered their memory,
+  std::size_t gpu_sources = 0;    ///< and those of them whose memory is on a GPU.
   std::size_t blocks = 0;         ///< Offered now.
   std::size_t reads = 0;          ///< In flight.
   std::uint64_t begun = 0;        ///< Reads since the start,

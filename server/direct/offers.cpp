@@ -1,6 +1,7 @@
 #include "server/direct/offers.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace pegaflow::server {
 
@@ -36,7 +37,7 @@ void Offers::remove(const Id128& connection) {
 
 Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::SpaceId space,
                            std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                           const std::vector<bool>& skipped, const Guarded& guard) {
+                           const std::vector<bool>& skipped, const Guarded& guard, bool pending) {
   const auto found = by_connection_.find(connection);
   if (found == by_connection_.end()) {
     return fail(Errc::kInvalidArgument, "reserve: blocks of a worker without direct memory");
@@ -68,6 +69,7 @@ Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::Sp
                 one.guard.place, guard.place);
   }
   one.guard = guard;
+  one.is_pending = pending;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (skipped[i]) continue;
     const Page page{.space = space, .shard = source.shard, .key = keys[i]};
@@ -80,6 +82,11 @@ Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::Sp
   }
   forget_if_unused(row);
   return {};
+}
+
+bool Offers::ready(const Id128& connection, const JobId& job) {
+  const auto found = jobs_.find({connection, job});
+  return found != jobs_.end() && std::exchange(found->second.is_pending, false);
 }
 
 void Offers::withdraw(Job& job) {
@@ -125,7 +132,7 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::Spa
   std::vector<Job*> jobs;
   for (const BlockKey& key : keys) {
     const Entry* const entry = find(*own->second, space, key);
-    if (entry == nullptr) break;
+    if (entry == nullptr || entry->job->is_pending) break;
     Job& job = *entry->job;
     if (found.source != nullptr && job.source != found.source) break;
     found.source = job.source;
@@ -183,6 +190,10 @@ std::size_t Offers::count(std::span<const Id128> readers, engine::SpaceId space,
 Offers::Stats Offers::stats() const {
   Stats stats = counted_;
   stats.sources = by_connection_.size();
+  stats.gpu_sources =
+      static_cast<std::size_t>(std::ranges::count_if(by_connection_, [](const auto& each) {
+        return each.second->memory.segments.front().handle.has_value();
+      }));
   stats.blocks = pages_.size();
   stats.reads = reads_.size();
   return stats;

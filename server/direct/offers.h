@@ -71,13 +71,15 @@ class Offers {
     std::uint64_t value = 0;
   };
   /// The job of a worker writes these keys, which lie in its blocks of the same places. Those with
-  /// `skipped` set are not saved by it, and not offered.
-  /// Errors: kInvalidArgument for a connection without a source, another number of blocks than
-  /// keys, a block or a guard beyond the registered ones, a guard of value 0, or another guard than
-  /// earlier blocks of the job have.
+  /// `skipped` set are not saved by it, and not offered. The blocks of a job that is `pending` are
+  /// not read before ready(). Errors: kInvalidArgument for a connection without a source, another
+  /// number of blocks than keys, a block or a guard beyond the registered ones, a guard of value 0,
+  /// or another guard than earlier blocks of the job have.
   Result<void> offer(const Id128& connection, const JobId& job, engine::SpaceId space,
                      std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                     const std::vector<bool>& skipped, const Guarded& guard);
+                     const std::vector<bool>& skipped, const Guarded& guard, bool pending = false);
+  /// The blocks of the job may be read now. Whether they could not before.
+  bool ready(const Id128& connection, const JobId& job);
   /// The job has ended: its blocks are offered no longer. They may still be read.
   void job_ended(const Id128& connection, const JobId& job);
   /// Whether a worker reads blocks of the job.
@@ -99,8 +101,8 @@ class Offers {
   /// Whether the reader had begun to read under this name.
   bool end_read(const Id128& reader, std::uint64_t pin);
 
-  /// How many leading keys each of these workers could begin to read now; 0 unless all of them have
-  /// a source.
+  /// How many leading keys each of these workers could begin to read, now or once they are ready; 0
+  /// unless all of them have a source.
   [[nodiscard]] std::size_t count(std::span<const Id128> readers, engine::SpaceId space,
                                   std::span<const BlockKey> keys) const;
 
@@ -134,6 +136,7 @@ class Offers {
     OneSource source;
     std::vector<Page> pages;  ///< Offered under it.
     Guarded guard;
+    bool is_pending = false;
     std::size_t readers = 0;
   };
   using Pin = std::pair<Id128, std::uint64_t>;

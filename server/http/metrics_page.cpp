@@ -476,6 +476,8 @@ void routers(MetricsPage& page, const Snapshot& now) {
 void direct_reads(MetricsPage& page, const DirectStats& direct) {
   page.gauge("direct_workers", "Workers whose memory others of their group may read",
              number(direct.sources));
+  page.gauge("direct_gpu_workers", "Those of them whose memory is on a GPU",
+             number(direct.gpu_sources));
   page.gauge("direct_offered_blocks", "Blocks that may be read there while they are saved",
              number(direct.blocks));
   page.gauge("direct_reads", "Reads of such blocks in flight", number(direct.reads));

@@ -316,6 +316,14 @@ class SessionImpl final : public wire::Session::Server {
         });
   }
 
+  kj::Promise<void> ready(ReadyContext call) override {
+    const Measured measured(context_, Method::kReady);
+    context_.direct.ready(connection_, read_job(call.getParams().getJob()));
+    const Result<void> done;
+    write_done(done, call.getResults());
+    return finish(measured, done);
+  }
+
   kj::Promise<void> resetCache(ResetCacheContext call) override {
     const Measured measured(context_, Method::kResetCache);
     const auto reset = service_.reset_cache(connection_);

@@ -94,6 +94,7 @@ class Engine:
         )
         link = PATIENT | options
         verify = link.pop("verify", "off")
+        group = link.pop("direct_group", "")
         self._socket = socket
         self._instance = instance
         self.mover = _native.Mover(
@@ -106,6 +107,7 @@ class Engine:
             rank=rank,
             ranks=ranks,
             verify=verify,
+            direct_group=group,
             **link,
         )
         self.session = _native.CacheSession(socket, instance, **link)
@@ -121,12 +123,15 @@ class Engine:
         return torch.tensor(first, dtype=torch.int64, device=self.device)[:, None] + self._steps
 
     def fill(self, blocks: Sequence[int], origins: Sequence[int], salt: int = 0) -> None:
+        self._queue_fill(blocks, origins, salt)
+        self.sync()
+
+    def _queue_fill(self, blocks: Sequence[int], origins: Sequence[int], salt: int) -> None:
         for begin in range(0, len(blocks), _CHUNK):
             where = torch.tensor(blocks[begin : begin + _CHUNK], device=self.device)
             for number, layer in enumerate(self.layers):
                 chunk = origins[begin : begin + _CHUNK]
                 layer[where] = self._pattern(chunk, number, self.rank, salt)
-        self.sync()
 
     def wrong(
         self,
@@ -223,7 +228,35 @@ class Engine:
             select.select([self.mover.finished_fd()], [], [], left)
         done = self._finished.pop((kind, number))
         names = ("blocks", "skipped", "failed_blocks", "verified", "corrupt", "error", "error_code")
-        return {name: getattr(done, name) for name in names}
+        return {name: getattr(done, name) for name in (*names, "direct_bytes")}
+
+    # ---- direct reads
+
+    def compute_and_save(
+        self, space: str, origins: Sequence[int], blocks: Sequence[int], compute_s: float
+    ) -> dict[str, Any]:
+        """Saves blocks whose content the device computes meanwhile, and overwrites them as soon as
+        that is reported."""
+        if self._on_gpu():
+            torch.cuda._sleep(int(compute_s * 1.5e9))  # cycles
+        self._queue_fill(blocks, origins, 0)
+        done = self.save(space, origins, blocks)
+        self.fill(blocks, origins, salt=1)
+        return done
+
+    def follow(
+        self, space: str, origins: Sequence[int], blocks: Sequence[int], patience_s: float
+    ) -> dict[str, Any]:
+        """Loads blocks while another engine saves them."""
+        number = self._take_number()
+        keys = block_keys(space, origins)
+        self.mover.load_following(number, keys, 32, list(blocks), patience_s)
+        return self.finished("load", number)
+
+    def memory_in_use(self, device: int) -> int:
+        """Bytes of a GPU that any process uses."""
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
 
     def _is_finished(self) -> bool:
         return bool(select.select([self.mover.finished_fd()], [], [], 0)[0])

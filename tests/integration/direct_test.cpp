@@ -1,4 +1,5 @@
 // Blocks that an engine reads out of another engine's memory while that saves them.
+#include <chrono>
 #include <csignal>
 #include <stdexcept>
 #include <string>
@@ -525,6 +526,7 @@ TEST_SUITE("direct reads") {
     CHECK(loaded.blocks == 0);
     CHECK(loaded.direct_bytes == 0);
     CHECK(loaded.failed_blocks == blocks_from(20, 8));
+    CHECK(decode.device.peers() == 0);
     // Another engine takes its place.
     DirectWorker heir(server.socket(), "heir");
     heir.device.hold();
@@ -532,6 +534,30 @@ TEST_SUITE("direct reads") {
     REQUIRE(decode.follow(2, numbers, blocks_from(20, 8)));
     CHECK(decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
     CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+  }
+
+  TEST_CASE("an engine that ended is forgotten although nothing is loaded any longer") {
+    ServerProcess server;
+    const Numbers numbers = numbers_from(1, 8);
+    Forked prefill([&] {
+      auto* const worker = new DirectWorker(server.socket(), "prefill");
+      worker->device.hold();
+      if (!worker->engine->start_save(1, numbers, blocks_from(0, 8))) {
+        throw std::runtime_error("the save was rejected");
+      }
+    });
+    DirectWorker decode(server.socket(), "decode");
+    REQUIRE(decode.follow(1, numbers, blocks_from(20, 8)));
+    CHECK(decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(decode.device.peers() == 1);
+
+    prefill.kill();
+
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (decode.device.peers() != 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    CHECK(decode.device.peers() == 0);
   }
 
   TEST_CASE("the save of an engine is reported when the engine that read it was killed") {

@@ -107,6 +107,11 @@ std::size_t SlowDevice::batches() const {
   return batches_;
 }
 
+std::size_t SlowDevice::peers() const {
+  const std::lock_guard lock(mutex_);
+  return peers_.size();
+}
+
 std::size_t SlowDevice::attaches() const {
   const std::lock_guard lock(mutex_);
   return attaches_;

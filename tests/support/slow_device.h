@@ -61,6 +61,7 @@ class SlowDevice final : public Device {
   bool wait_cancels(std::size_t calls, std::chrono::milliseconds patience);
   [[nodiscard]] std::size_t batches() const;
   [[nodiscard]] std::size_t attaches() const;
+  [[nodiscard]] std::size_t peers() const;
 
   // ---- Device
 

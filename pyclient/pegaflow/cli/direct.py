@@ -16,13 +16,16 @@ def check_direct(samples: Samples, proc: Path = Path("/proc")) -> Iterator[Findi
     workers = int(samples.get("pegaflow_direct_workers"))
     if workers == 0:
         return
+    on_gpus = int(samples.get("pegaflow_direct_gpu_workers"))
     blocks = int(samples.get("pegaflow_direct_read_blocks_total"))
     detail = f"{workers} workers have named a direct group; {blocks} blocks were read directly"
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         scope = 0  # a kernel without Yama
-    if scope == 0:
+    if on_gpus:
+        detail += f"; {on_gpus} of the workers have their memory on GPUs"
+    if scope == 0 or on_gpus == workers:  # The kernel's rule is about ordinary memory.
         yield Finding(CHECK, OK, detail)
     elif scope >= 3:
         yield Finding(

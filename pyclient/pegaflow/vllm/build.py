@@ -19,7 +19,6 @@ from pegaflow.engine.config import (
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, TooManyPieces, geometry
 from pegaflow.vllm import adapters, agreement, drafts, namespace, ranks, weights
-from pegaflow.vllm.device import device_type
 from pegaflow.vllm.exchange import Exchange
 from pegaflow.vllm.grid import Grid, NoGrid, read_grid
 from pegaflow.vllm.kinds import read_kinds, specs_by_layer
@@ -140,7 +139,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     grid = _grid(vllm_config, kv_cache_config, settings)
     rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
-    group = _direct_group(vllm_config, kv_cache_config, settings, grid)
+    group = _direct_group(kv_cache_config, settings, grid)
     if group != settings.direct_group:
         log.warning("pegaflow: pegaflow.direct_group has no effect: %s", NOT_DIRECT)
         settings = dataclasses.replace(settings, direct_group=group)
@@ -192,17 +191,14 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
 
 
 NOT_DIRECT = (
-    "only blocks in the memory of CPUs, of one cache group of full attention, are read out of "
-    "another engine's memory, and not with pegaflow.tp_sizes"
+    "only blocks of one cache group of full attention are read out of another engine's memory, and "
+    "not with pegaflow.tp_sizes"
 )
 
 
-def _direct_group(
-    vllm_config: Any, kv_cache_config: Any, settings: Settings, grid: Grid | None
-) -> str:
+def _direct_group(kv_cache_config: Any, settings: Settings, grid: Grid | None) -> str:
     """The group of engines that read each other's blocks; "": this one cannot."""
-    is_on_cpu = device_type(vllm_config) == "cpu"
-    can = is_on_cpu and grid is None and is_one_of_full_attention(kv_cache_config)
+    can = grid is None and is_one_of_full_attention(kv_cache_config)
     return settings.direct_group if can else ""
 
 
@@ -317,7 +313,7 @@ def _make_mover(
         cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
-        direct_group=_direct_group(vllm_config, kv_cache_config, settings, grid),
+        direct_group=_direct_group(kv_cache_config, settings, grid),
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

@@ -349,6 +349,36 @@ TEST_SUITE("codec") {
     CHECK(common_version(0, 0) == 0);
     CHECK(common_version(3, 1) == 0);  // No range at all.
   }
+
+  TEST_CASE("memory that other engines read survives its message, with handles or without") {
+    OfferedMemory memory{.group = "pd",
+                         .blocks = 100,
+                         .segments = {{.base = 1 << 20, .stride = 128, .bytes = 64},
+                                      {.base = 64, .stride = 128, .bytes = 64}},
+                         .guards = 8};
+    const auto read_back = [&] {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::DirectMemory>();
+      write_memory(memory, builder);
+      return read_memory(builder);
+    };
+    CHECK(read_back().value() == memory);
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto& handle = memory.segments[i].handle.emplace();
+      for (std::size_t b = 0; b < handle.size(); ++b) handle[b] = static_cast<std::byte>(b + i);
+    }
+    CHECK(read_back().value() == memory);
+    memory.segments[0].handle.reset();
+    CHECK(read_back().error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a handle of another size is rejected") {
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::DirectMemory>();
+    write_memory({.group = "pd", .blocks = 1, .segments = {{.bytes = 8}}, .guards = 1}, builder);
+    builder.getSegments()[0].initHandle(63);
+    CHECK(read_memory(builder).error().detail == "direct memory with a handle of 63 bytes, not 64");
+  }
 }
 
 }  // namespace

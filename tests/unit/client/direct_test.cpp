@@ -171,6 +171,29 @@ TEST_SUITE("engines whose memory is read") {
     CHECK(f.add(10, process.pidfd()).error().code == Errc::kGone);
   }
 
+  TEST_CASE("an engine is watched until it is forgotten, and is forgotten when it ends") {
+    Reader f;
+    Idle process;
+    int watched = -1;
+    const auto alive = std::make_shared<int>(0);
+    f.sources.watch_with([&](int pidfd) -> std::shared_ptr<void> {
+      watched = pidfd;
+      return alive;
+    });
+    REQUIRE(f.add(9, process.pidfd()));
+    CHECK(watched >= 0);
+    CHECK(alive.use_count() == 2);
+    f.sources.forget_ended();
+    CHECK(f.sources.knows(9));
+
+    process.end();
+    f.sources.forget_ended();
+
+    CHECK_FALSE(f.sources.knows(9));
+    CHECK(alive.use_count() == 1);
+    CHECK(f.device.peers() == 0);
+  }
+
   TEST_CASE("guards that do not cover the blocks, and blocks that do not exist, are invalid") {
     Reader f;
     REQUIRE(f.add(9, pidfd_of(::getpid())));

@@ -1,5 +1,7 @@
 #include "server/direct/offers.h"
 
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -181,6 +183,39 @@ TEST_CASE("a worker with too many reads begins no further one until one of them 
   CHECK_FALSE(f.read(0, 1, Offers::kMostReads + 1));
   CHECK(f.offers.end_read(kReader, 5));
   CHECK(f.read(0, 1, Offers::kMostReads + 1));
+}
+
+TEST_CASE("blocks that are pending are offered, and read once they are ready") {
+  Fixture f;
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
+  const std::vector<std::uint32_t> later = {12, 13};
+  REQUIRE(f.offers.offer(kWriter, job(2), kSpace, keys(2, 2), later, {false, false},
+                         {.place = 4, .value = 78}, true));
+  const std::vector<Id128> readers = {kReader};
+  CHECK(f.offers.count(readers, kSpace, keys(0, 6)) == 4);
+  CHECK(f.read(0, 4)->blocks == std::vector<std::uint32_t>{10, 11});
+  CHECK_FALSE(f.read(2, 2, 2));
+
+  CHECK(f.offers.ready(kWriter, job(2)));
+
+  CHECK_FALSE(f.offers.ready(kWriter, job(2)));  // It was before.
+  CHECK(f.read(0, 4, 3)->blocks == std::vector<std::uint32_t>{10, 11, 12, 13});
+  CHECK_FALSE(f.offers.ready(kOther, job(2)));
+  f.offers.job_ended(kWriter, job(2));
+  f.offers.end_read(kReader, 3);
+  CHECK_FALSE(f.offers.ready(kWriter, job(2)));
+}
+
+TEST_CASE("workers on GPUs are counted by their handles") {
+  Fixture f;
+  f.offers.add(kOther, 0,
+               {.group = "g",
+                .blocks = 100,
+                .segments = {{.bytes = 8, .handle = std::array<std::byte, 64>{}}},
+                .guards = 8},
+               {}, {});
+  CHECK(f.offers.stats().sources == 3);
+  CHECK(f.offers.stats().gpu_sources == 1);
 }
 
 TEST_CASE("an offer that does not fit the registered memory is refused") {

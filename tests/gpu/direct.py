@@ -1,0 +1,104 @@
+"""Engines that read each other's blocks, on one GPU, on two, or in ordinary memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import time
+
+from tests.gpu.processes import EngineProcess
+from tests.gpu.scenarios import PATIENCE_S, Place
+
+#: Of the prefill engine, while the decode engine waits for its blocks.
+COMPUTE_S = 0.03
+ROUNDS = 20
+
+
+def _engine(place: Place, device: str, name: str, socket: str) -> EngineProcess:
+    engine = place.process(device).open(socket, name, direct_group="pd", **place.sizes.shape())
+    engine.call("wait_ready")
+    return engine
+
+
+def direct_reads(place: Place) -> str:
+    """A prefill engine overwrites its blocks once their save is reported; each load is right."""
+    sizes, chance = place.sizes, random.Random(place.seed)
+    count = sizes.blocks // 4
+    direct, took = 0, []
+    with place.server(4 * count) as server:
+        prefill = _engine(place, place.devices[-1], "prefill", str(server.socket))
+        decode = _engine(place, place.devices[0], "decode", str(server.socket))
+        for number in range(ROUNDS):
+            origins = list(range(number * count, (number + 1) * count))
+            source = chance.sample(range(sizes.blocks), count)
+            target = chance.sample(range(sizes.blocks), count)
+            decode.call("fill", target, origins, 2)
+            begin = time.monotonic()
+            first, second = (decode, prefill) if number % 2 else (prefill, decode)
+            for engine in (first, second):
+                if engine is decode:
+                    engine.begin("follow", "d", origins, target, PATIENCE_S)
+                else:
+                    engine.begin("compute_and_save", "d", origins, source, COMPUTE_S)
+            loaded = decode.take()
+            took.append(time.monotonic() - begin)
+            saved = prefill.take()
+            assert saved["blocks"] == count, saved
+            assert loaded["blocks"] == count and not loaded["error"], loaded
+            wrong = decode.call("wrong", target, origins)
+            assert wrong == [], f"round {number}: blocks {wrong[:8]} are wrong"
+            direct += loaded["direct_bytes"]
+    every = ROUNDS * count * sizes.page_bytes
+    assert direct > every // 2, f"only {direct} of {every} bytes were read directly"
+    return (
+        f"{direct / every:.0%} of {every >> 20} MiB read directly, every byte right; "
+        f"{count} blocks after {sorted(took)[ROUNDS // 2] * 1e3:.1f} ms in the median"
+    )
+
+
+def killed_source(place: Place) -> str:
+    """SIGKILL of an engine that is being read: what counts as loaded is right, and its GPU has its
+    memory back while the reader lives."""
+    sizes, chance = place.sizes, random.Random(place.seed)
+    count = sizes.blocks // 4
+    loaded_blocks, freed_ms = 0, []
+    with place.server(8 * count) as server:
+        decode = _engine(place, place.devices[0], "decode", str(server.socket))
+        device = place.devices[-1]
+        number_of_gpu = int(device.partition(":")[2] or 0) if device != "cpu" else None
+        for kill in range(sizes.kills):
+            before = 0 if number_of_gpu is None else decode.call("memory_in_use", number_of_gpu)
+            prefill = _engine(place, device, f"prefill-{kill}", str(server.socket))
+            # The first load maps the memory of the other engine.
+            for first in (2 * kill, 2 * kill + 1):
+                origins = list(range(first * count, (first + 1) * count))
+                target = chance.sample(range(sizes.blocks), count)
+                decode.call("fill", target, origins, 2)
+                decode.begin("follow", f"k{kill}", origins, target, 1.0)
+                prefill.begin("compute_and_save", f"k{kill}", origins, target, COMPUTE_S)
+                if first % 2:
+                    time.sleep(COMPUTE_S + chance.random() * 0.02)
+                    prefill.kill()
+                loaded = decode.take()
+                if first % 2 == 0:
+                    assert loaded["blocks"] == count, loaded
+                    prefill.take()
+                good = [i for i in range(count) if target[i] not in set(loaded["failed_blocks"])]
+                assert len(good) == loaded["blocks"], loaded
+                loaded_blocks += len(good)
+                wrong = decode.call("wrong", [target[i] for i in good], [origins[i] for i in good])
+                assert wrong == [], f"kill {kill}: blocks {wrong[:8]} are wrong"
+            gone = os.pidfd_open(prefill.pid)
+            assert select.select([gone], [], [], PATIENCE_S)[0], "the killed process does not end"
+            os.close(gone)
+            since = time.monotonic()
+            while number_of_gpu is not None:
+                used = decode.call("memory_in_use", number_of_gpu) - before
+                if used < sizes.blocks * sizes.page_bytes // 2:
+                    freed_ms.append((time.monotonic() - since) * 1e3)
+                    break
+                waited = time.monotonic() - since
+                assert waited < PATIENCE_S, f"{used} bytes of a GPU stay in use"
+    freed = f"; memory free after {max(freed_ms):.0f} ms at most" if freed_ms else ""
+    return f"{sizes.kills} kills, {loaded_blocks} blocks loaded, every byte right{freed}"

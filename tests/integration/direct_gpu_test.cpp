@@ -1,0 +1,300 @@
+// Engines that keep their blocks on GPUs read them out of each other's memory: CUDA in software.
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+
+#include <doctest/doctest.h>
+
+#include "base/log.h"
+#include "tests/integration/direct_worker.h"
+#include "tests/support/seed.h"
+#include "tests/support/server_process.h"
+#include "tests/support/skip.h"
+#include "tests/support/software_cuda.h"
+#include "transport/cuda/cuda_device.h"
+
+namespace pegaflow::testing {
+namespace {
+
+/// An engine whose memory is on a GPU of its own, and the stream on which it computes.
+struct GpuWorker {
+  static constexpr std::size_t kBlocks = 64;
+  static constexpr std::size_t kPage = 2 * 8 * 1024;
+
+  GpuWorker(const std::string& socket, const std::string& name, bool keeps_guards = false,
+            bool shares = true)
+      : memory(engine_memory(2, kPage / 2, kBlocks)), cuda(std::make_shared<SoftwareCuda>(seed())) {
+    for (const Segment& segment : memory.layout().segments()) {
+      cuda->adopt(segment.base, kBlocks * segment.block_stride_bytes);
+    }
+    if (!shares) cuda->refuse_sharing();
+    device =
+        CudaDevice::create(
+            {.staging_bytes = 256 << 10, .slice_bytes = 64 << 10, .register_bytes = 1 << 20}, cuda)
+            .value();
+    REQUIRE(cuda->create_stream(0, stream) == cuda::kSuccess);
+    Mover::Options mover = patient_mover();
+    mover.direct_group = "pd";
+    mover.mistakes.keeps_guards = keeps_guards;
+    TestEngine::Options options;
+    options.socket = socket;
+    options.instance = name;
+    options.mover = std::move(mover);
+    options.session.scheduler = Id128::random();
+    engine = std::make_unique<TestEngine>(options, memory, *device);
+    engine->scheduler = options.session.scheduler;
+    engine->wait_ready();
+  }
+  ~GpuWorker() { cuda->resume(); }
+  GpuWorker(const GpuWorker&) = delete;
+  GpuWorker& operator=(const GpuWorker&) = delete;
+
+  /// Saves blocks after the work that is queued on the engine's stream, as a step does. They get
+  /// their content by fill().
+  void start_save(std::uint64_t job, const Numbers& numbers, const Blocks& blocks) {
+    const auto queue = Device::Queue{reinterpret_cast<std::uintptr_t>(stream)};
+    const Device::Event after = device->record_event(queue).value();
+    REQUIRE(engine->mover().save(engine->scheduler, job, numbered_keys(numbers), blocks, after));
+  }
+  void fill(const Numbers& numbers, const Blocks& blocks) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      memory.fill(blocks[i], TestEngine::seed_of(numbers[i], 0));
+    }
+  }
+  void overwrite(const Blocks& blocks) {
+    for (const std::uint32_t block : blocks) memory.fill(block, 0xBAD);
+  }
+  Result<void> follow(std::uint64_t load, const Numbers& numbers, const Blocks& blocks,
+                      Duration patience = kHang) {
+    return engine->mover().load_following(load, numbered_keys(numbers), blocks, patience);
+  }
+  bool finds_offered(const Numbers& numbers, std::size_t count) {
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (engine->lookup(numbers).value().offered != count) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+    }
+    return true;
+  }
+  /// Waits until so many kernels were queued on this GPU.
+  bool wait_launches(std::size_t count) const {
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (cuda->launches() < count) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  EngineMemory memory;
+  std::shared_ptr<SoftwareCuda> cuda;
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<TestEngine> engine;
+  cuda::Stream stream = nullptr;
+};
+
+struct GpuPair {
+  explicit GpuPair(bool keeps_guards = false)
+      : prefill(server.socket(), "prefill", keeps_guards), decode(server.socket(), "decode") {}
+
+  /// Reads a prompt directly, for which the memory of the prefill engine is mapped.
+  void read_once(const Numbers& numbers) {
+    const Blocks from = blocks_from(0, numbers.size());
+    prefill.cuda->block(prefill.stream, true);
+    prefill.start_save(1, numbers, from);
+    REQUIRE(decode.finds_offered(numbers, numbers.size()));
+    REQUIRE(decode.follow(1, numbers, blocks_from(50, numbers.size())));
+    end_step(numbers, from);
+    REQUIRE(decode.engine->next_finished().direct_bytes == numbers.size() * GpuWorker::kPage);
+    prefill.cuda->resume();
+    REQUIRE_FALSE(prefill.engine->next_finished().error);
+  }
+
+  /// Its step ends: the blocks get their content, and nothing else happens on its GPU.
+  void end_step(const Numbers& numbers, const Blocks& blocks) {
+    prefill.fill(numbers, blocks);
+    prefill.cuda->hold();
+    prefill.cuda->block(prefill.stream, false);
+    prefill.cuda->allow(1);
+    prefill.cuda->settle();
+  }
+
+  ServerProcess server;
+  GpuWorker prefill;
+  GpuWorker decode;
+};
+
+TEST_SUITE("direct reads between GPUs") {
+  TEST_CASE("blocks are read from the other GPU as soon as its work on them is over") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    GpuPair f;
+    const Numbers numbers = numbers_from(1, 12);
+    const Blocks from = blocks_from(3, 12);
+    const Blocks to = blocks_from(40, 12);
+    f.prefill.overwrite(from);
+    f.prefill.cuda->block(f.prefill.stream, true);
+
+    f.prefill.start_save(1, numbers, from);
+    REQUIRE(f.decode.finds_offered(numbers, 12));  // A decode engine may reserve its blocks.
+    REQUIRE(f.decode.follow(7, numbers, to));
+    f.end_step(numbers, from);
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.direct_bytes == 12 * GpuWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, to) == 0);
+    f.prefill.cuda->resume();
+    const Mover::Finished saved = f.prefill.engine->next_finished();
+    CHECK(saved.blocks == 12);
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 12);
+  }
+
+  TEST_CASE("of two saves in flight, the blocks of the one that is over are read first") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    GpuPair f;
+    const Numbers numbers = numbers_from(1, 8);
+    const Numbers first = numbers_from(1, 4);
+    const Numbers second = numbers_from(5, 4);
+    f.prefill.cuda->block(f.prefill.stream, true);
+    f.prefill.start_save(1, first, blocks_from(0, 4));
+    f.prefill.start_save(2, second, blocks_from(4, 4));
+    REQUIRE(f.decode.finds_offered(numbers, 8));
+    REQUIRE(f.decode.follow(7, numbers, blocks_from(20, 8)));
+    const std::size_t before = f.decode.cuda->launches();
+
+    f.end_step(first, blocks_from(0, 4));
+    REQUIRE(f.decode.wait_launches(before + 1));
+    f.prefill.fill(second, blocks_from(4, 4));
+    f.prefill.cuda->resume();
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.direct_bytes >= 4 * GpuWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
+    f.prefill.engine->next_finished();
+    f.prefill.engine->next_finished();
+  }
+
+  TEST_CASE("bytes that were read after their guard was closed do not count") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    const Numbers numbers = numbers_from(1, 6);
+    // The prefill engine waits two seconds for the reader, whose GPU does not get on.
+    const auto read_late = [&](bool keeps_guards) {
+      GpuPair f(keeps_guards);
+      f.read_once(numbers_from(100, 2));
+      f.prefill.cuda->block(f.prefill.stream, true);
+      f.prefill.start_save(2, numbers, blocks_from(0, 6));
+      REQUIRE(f.decode.finds_offered(numbers, 6));
+      const std::size_t before = f.decode.cuda->launches();
+      f.decode.cuda->hold();
+      REQUIRE(f.decode.follow(7, numbers, blocks_from(20, 6)));
+      f.end_step(numbers, blocks_from(0, 6));
+      REQUIRE(f.decode.wait_launches(before + 1));
+      f.prefill.cuda->resume();
+      CHECK(f.prefill.engine->next_finished().blocks == 6);
+      f.prefill.overwrite(blocks_from(0, 6));
+      f.decode.cuda->resume();
+      const Mover::Finished loaded = f.decode.engine->next_finished();
+      CHECK_FALSE(loaded.error);
+      return std::pair(loaded.direct_bytes,
+                       f.decode.engine->wrong_blocks(numbers, blocks_from(20, 6)));
+    };
+    CHECK(read_late(false) == std::pair<std::uint64_t, std::size_t>(0, 0));
+    // A mistake in closing them would be seen by this test.
+    CHECK(read_late(true).second == 6);
+  }
+
+  TEST_CASE("an engine whose memory cannot be shared loads and saves through the pool") {
+    ServerProcess server;
+    GpuWorker prefill(server.socket(), "prefill", false, false);
+    GpuWorker decode(server.socket(), "decode");
+    const Numbers numbers = numbers_from(1, 6);
+    prefill.fill(numbers, blocks_from(0, 6));
+    prefill.cuda->block(prefill.stream, true);
+    prefill.start_save(1, numbers, blocks_from(0, 6));
+    REQUIRE(decode.follow(7, numbers, blocks_from(20, 6)));
+    prefill.cuda->block(prefill.stream, false);
+    CHECK(prefill.engine->next_finished().blocks == 6);
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+  }
+
+  TEST_CASE("a GPU that cannot map the other one's memory gets the blocks from the pool") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    GpuPair f;
+    f.decode.cuda->refuse_sharing();
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      const Numbers numbers = numbers_from(round * 10, 6);
+      f.prefill.fill(numbers, blocks_from(0, 6));
+      f.prefill.start_save(round, numbers, blocks_from(0, 6));
+      REQUIRE(f.decode.follow(round, numbers, blocks_from(20, 6)));
+      CHECK(f.prefill.engine->next_finished().blocks == 6);
+      const Mover::Finished loaded = f.decode.engine->next_finished();
+      CHECK_FALSE(loaded.error);
+      CHECK(loaded.direct_bytes == 0);
+      CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+    }
+  }
+
+  TEST_CASE("engines on CPUs and on GPUs of one group do not read each other") {
+    ServerProcess server;
+    GpuWorker prefill(server.socket(), "prefill");
+    DirectWorker decode(server.socket(), "decode");
+    const Numbers numbers = numbers_from(1, 6);
+    prefill.fill(numbers, blocks_from(0, 6));
+    prefill.start_save(1, numbers, blocks_from(0, 6));
+    REQUIRE(decode.follow(7, numbers, blocks_from(20, 6)));
+    CHECK(prefill.engine->next_finished().blocks == 6);
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+  }
+
+  TEST_CASE("in any order of events, no load reports other bytes than those of its keys") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    CAPTURE(seed());
+    std::mt19937_64 random(seed());
+    GpuPair f;
+    std::uint64_t direct = 0;
+    std::uint64_t next = 1;
+    for (std::uint64_t round = 1; round <= 200; ++round) {
+      CAPTURE(round);
+      const std::size_t count = 1 + random() % 10;
+      const Numbers numbers = numbers_from(next, count);
+      next += count;
+      const Blocks from = blocks_from(static_cast<std::uint32_t>(random() % 20), count);
+      const Blocks to = blocks_from(static_cast<std::uint32_t>(30 + random() % 20), count);
+      f.decode.overwrite(to);
+      f.prefill.overwrite(from);
+      f.prefill.cuda->block(f.prefill.stream, true);
+      const bool loads_first = random() % 2 == 0;
+      if (loads_first) REQUIRE(f.decode.follow(round, numbers, to));
+      f.prefill.start_save(round, numbers, from);
+      if (!loads_first) REQUIRE(f.decode.follow(round, numbers, to));
+      if (random() % 2 == 0) REQUIRE(f.decode.finds_offered(numbers, count));
+      if (random() % 3 == 0) {
+        f.end_step(numbers, from);
+        f.prefill.cuda->resume();
+      } else {
+        f.prefill.fill(numbers, from);
+        f.prefill.cuda->block(f.prefill.stream, false);
+      }
+      const Mover::Finished saved = f.prefill.engine->next_finished();
+      f.prefill.overwrite(from);
+      CHECK(saved.blocks == count);
+      const Mover::Finished loaded = f.decode.engine->next_finished();
+      REQUIRE_FALSE(loaded.error);
+      REQUIRE(f.decode.engine->wrong_blocks(numbers, to) == 0);
+      direct += loaded.direct_bytes / GpuWorker::kPage;
+    }
+    CHECK(direct > 0);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
