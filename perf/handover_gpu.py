@@ -8,7 +8,8 @@ router add is the difference to the prompt that the prefill engine answers alone
   ours    PegaFlow's connector: serial (--flow store), early (--flow auto), first (--flow store
           --pd-first-token)
   early   of these, early alone
-  whole   the same, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
+  direct  early, with pegaflow.direct_group: blocks go from GPU to GPU
+  whole   early, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
   nixl    vLLM's NixlConnector: serial (--flow kv-params)
   multi   both in a MultiConnector: kv-params loads by NIXL, store by PegaFlow
 
@@ -76,6 +77,7 @@ FLOWS = {
 CONFIGURATIONS = {
     "ours": ("serial", "early", "first"),
     "early": ("early",),
+    "direct": ("early",),
     "whole": ("early",),
     "nixl": ("kv-params",),
     "multi": ("kv-params", "serial"),
@@ -87,6 +89,8 @@ COMPARED = ("serial", "early", "kv-params")
 def connector(name: str) -> dict:
     """The value of --kv-transfer-config."""
     extra = dict(EXTRA)
+    if name == "direct":
+        extra["pegaflow.direct_group"] = "pd"
     if name == "whole":
         extra["pegaflow.early_load_percent"] = 0
     ours = OURS | {"kv_connector_extra_config": extra}
@@ -131,10 +135,15 @@ class Row:
                     grown[name] = round(grown.get(name, 0) + value - old.get(name, 0), 6)
 
     def megabytes(self) -> str:
-        """What the decode engine has received for a prompt, by PegaFlow and by NIXL."""
+        """What the decode engine has received for a prompt: by PegaFlow, of that out of the other
+        GPU, and by NIXL."""
         if not self.grown[1]:
             return ""
-        names = ("vllm:pegaflow_loaded_bytes", "vllm:nixl_bytes_transferred_sum")
+        names = (
+            "vllm:pegaflow_loaded_bytes",
+            "vllm:pegaflow_direct_bytes",
+            "vllm:nixl_bytes_transferred_sum",
+        )
         found = [sum(v for k, v in self.grown[1].items() if k.startswith(name)) for name in names]
         return ", ".join(f"{each / len(self.ttft_ms) / 1e6:.0f}" for each in found)
 
@@ -299,7 +308,7 @@ def interval(values: Sequence[float], alone: Sequence[float]) -> str:
 def table(rows: Sequence[Row]) -> list[str]:
     lines = [
         "| configuration | arm | tokens | n | TTFT ms (min to max) | added to the prefill alone "
-        "[95 %] | second token | answers that agree | MB by PegaFlow, NIXL |",
+        "[95 %] | second token | answers that agree | MB by PegaFlow, direct, NIXL |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     alone = {
