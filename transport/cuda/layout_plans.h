@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a device prepares for the layouts that are attached to it.
+/// Preparation of a device for the layouts that are attached to it.
 
 #include <cstdint>
 #include <optional>
