@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/log.h"
@@ -33,6 +34,19 @@ unsigned blocks_for(std::uint64_t items, std::uint64_t items_a_block, unsigned l
 }
 
 }  // namespace
+
+Result<Kernels> find_kernels(Driver& driver, Module module) {
+  Kernels kernels;
+  for (const auto& [name, function] : {std::pair{"pega_gather", &kernels.gather},
+                                       {"pega_scatter", &kernels.scatter},
+                                       {"pega_hash_sums", &kernels.hash_sums},
+                                       {"pega_hash_chain", &kernels.hash_chain},
+                                       {"pega_pull", &kernels.pull}}) {
+    PEGA_TRY(check(driver, driver.find_function(module, name, *function),
+                   fmt::format("find the kernel {}", name)));
+  }
+  return kernels;
+}
 
 Result<std::unique_ptr<CopyStream>> CopyStream::create(std::shared_ptr<Driver> driver,
                                                        const Options& options,

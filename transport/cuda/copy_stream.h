@@ -31,6 +31,9 @@ struct Kernels {
   Function pull = nullptr;
 };
 
+/// All kernels of a module. Errors: CUDA's.
+Result<Kernels> find_kernels(Driver& driver, Module module);
+
 /// Everything that a stream needs of a layout and a pool, while a device is attached.
 struct Attached {
   CopyPlan plan;

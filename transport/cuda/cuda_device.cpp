@@ -16,12 +16,12 @@
 #include "base/log.h"
 #include "base/os/pidfd.h"
 #include "base/os/thread.h"
+#include "transport/cuda/attach/layout_plans.h"
+#include "transport/cuda/attach/pool_registration.h"
 #include "transport/cuda/copy_stream.h"
 #include "transport/cuda/cuda_error.h"
 #include "transport/cuda/event_ring.h"
 #include "transport/cuda/kernel_image.h"
-#include "transport/cuda/layout_plans.h"
-#include "transport/cuda/pool_registration.h"
 #include "transport/device_checks.h"
 
 namespace pegaflow {
@@ -356,14 +356,7 @@ class CudaDevice::Impl {
     Driver& driver = *driver_;
     PEGA_TRY(cuda::check(driver, driver.load_module(image.data(), module_),
                          fmt::format("load our kernels on {}", info_.name)));
-    for (const auto& [name, function] : {std::pair{"pega_gather", &kernels_.gather},
-                                         {"pega_scatter", &kernels_.scatter},
-                                         {"pega_hash_sums", &kernels_.hash_sums},
-                                         {"pega_hash_chain", &kernels_.hash_chain},
-                                         {"pega_pull", &kernels_.pull}}) {
-      PEGA_TRY(cuda::check(driver, driver.find_function(module_, name, *function),
-                           fmt::format("find the kernel {}", name)));
-    }
+    PEGA_TRY_LET(kernels_, cuda::find_kernels(driver, module_));
     info_.kernels = true;
     return {};
   }

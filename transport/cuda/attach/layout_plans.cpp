@@ -1,12 +1,12 @@
-#include "transport/cuda/layout_plans.h"
+#include "transport/cuda/attach/layout_plans.h"
 
 #include <algorithm>
 #include <map>
 #include <utility>
 
 #include "base/log.h"
+#include "transport/cuda/attach/direct_share.h"
 #include "transport/cuda/cuda_error.h"
-#include "transport/cuda/direct_share.h"
 
 namespace pegaflow::cuda {
 namespace {

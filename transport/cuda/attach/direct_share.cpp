@@ -1,4 +1,4 @@
-#include "transport/cuda/direct_share.h"
+#include "transport/cuda/attach/direct_share.h"
 
 #include <algorithm>
 #include <vector>

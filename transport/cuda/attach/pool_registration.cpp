@@ -1,4 +1,4 @@
-#include "transport/cuda/pool_registration.h"
+#include "transport/cuda/attach/pool_registration.h"
 
 #include <algorithm>
 #include <atomic>
