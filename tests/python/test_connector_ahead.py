@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from pegaflow._native import PeerLost
 from pegaflow.vllm.messages import LoadOrder, StepPlan
 from pegaflow.vllm.off import WorkerOff
 from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
@@ -218,6 +219,27 @@ def test_no_block_of_a_discarded_load_counts():
     worker.start_loads(StepPlan(discarded=[6]))
     mover.finished = [Done(6)]
     worker.collect()
+    assert worker.reports.take_received() == {"r"}
+    assert worker.reports.take_bad_blocks() == {3, 4, 7, 9}
+
+
+@pytest.mark.parametrize("keys", [b"", bytes(64)], ids=["claimed", "following"])
+def test_no_earlier_part_counts_if_the_last_one_is_refused_in_the_step_of_a_reset(keys):
+    mover = GpuMover()
+    worker = WorkerSide(lambda _: mover)
+    worker.register({})
+    first = LoadOrder(5, "r", b"t" * 16, 0, [7, 9], chunked=1, has_more=True)
+    last = LoadOrder(6, "r", b"", 0, [3, 4], chunked=1, keys=keys, key_bytes=32, patience_s=30.0)
+    worker.start_loads(StepPlan(loads=[first]))
+    mover.finished = [Done(5)]
+    worker.collect()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PeerLost("no server")
+
+    mover.load = mover.load_following = refuse
+    worker.start_loads(StepPlan(loads=[last], discarded=[6]))
+
     assert worker.reports.take_received() == {"r"}
     assert worker.reports.take_bad_blocks() == {3, 4, 7, 9}
 

@@ -100,10 +100,12 @@ class Reports:
         del self._chunked[order.chunked]
         return True
 
-    def refused_load(self, order: LoadOrder, error: str, detail: str = "") -> None:
-        """A load without copies, now or later."""
+    def refused_load(
+        self, order: LoadOrder, error: str, detail: str = "", *, discarded: bool = False
+    ) -> None:
+        """A load without copies, now or later. ``discarded``: as load()."""
         outcome = Outcome(failed=order.count, error=error, detail=detail, first_failed=0)
-        self.load(order, outcome, order.blocks)
+        self.load(order, outcome, order.blocks, discarded=discarded)
 
     def save(self, job: int, outcome: Outcome) -> None:
         self._report.saves[job] = outcome
@@ -311,13 +313,16 @@ class WorkerSide:
         for order in plan.refused:
             self.reports.refused_load(order, order.refused or "off")
         for order in plan.loads:
+            # A reset may come in the step in which the last part of a load is ordered.
+            discarded = order.load in plan.discarded
             if self._is_unmapped:
-                self.reports.refused_load(order, "asleep")
+                self.reports.refused_load(order, "asleep", discarded=discarded)
                 continue
             try:
                 self._load(order)
             except _native.PegaFlowError as error:
-                self.reports.refused_load(order, error_code(error), str(error))
+                code = error_code(error)
+                self.reports.refused_load(order, code, str(error), discarded=discarded)
             else:
                 self.loads[order.load] = _Job(order)
         for load in plan.discarded:
