@@ -146,7 +146,8 @@ Result<std::optional<Slice>> CopyStream::queue(const Attached& attached, std::ui
   if (flights_.empty()) oldest_since_ = clock_.now();
   const bool on_kernels =
       peer != nullptr || (staged && options_.direction == Device::Direction::kLoad);
-  flights_.push_back({ticket, slice, slot, staged, hashed, on_kernels, range.number});
+  flights_.push_back(
+      {ticket, slice, slot, staged, hashed, peer != nullptr, on_kernels, range.number});
   queued_bytes_ += slice.bytes();
   return slice;
 }
@@ -161,8 +162,10 @@ Result<void> CopyStream::wait_behind(std::uint64_t range, Stream stream) {
 }
 
 TimePoint CopyStream::expected_end() const {
-  const auto bytes = static_cast<double>(flights_.front().slice.bytes());
-  return oldest_since_ + kLaunch + Duration(static_cast<std::int64_t>(bytes / kBytesPerNanosecond));
+  const InFlight& oldest = flights_.front();
+  const auto bytes = static_cast<double>(oldest.slice.bytes());
+  const double rate = oldest.pulled ? kPulledPerNanosecond : kBytesPerNanosecond;
+  return oldest_since_ + kLaunch + Duration(static_cast<std::int64_t>(bytes / rate));
 }
 
 TimePoint CopyStream::expected_last_end() const {
@@ -298,7 +301,7 @@ Result<std::optional<CopyStream::Flight>> CopyStream::take_ended() {
   flights_.pop_front();
   const TimePoint now = clock_.now();
   const auto bytes = static_cast<double>(oldest.slice.bytes());
-  if (bytes >= kTellingBytes && now > oldest_since_) {
+  if (bytes >= kTellingBytes && now > oldest_since_ && !oldest.pulled) {
     const double rate = bytes / static_cast<double>((now - oldest_since_).count());
     bytes_per_nanosecond_ +=
         kNewest * (std::min(rate, kBytesPerNanosecond) - bytes_per_nanosecond_);

@@ -50,6 +50,11 @@ constexpr Duration kEventPoll = std::chrono::microseconds(50);
 
 constexpr int kDirectionCount = 2;
 
+/// Without copies, a batch only reports its event.
+bool is_mark(const Device::Batch& batch) {
+  return batch.copies.empty() && batch.after != Device::Event::kNow;
+}
+
 }  // namespace
 
 /// One mutex guards what callers and the copy thread share; no CUDA call is made under it.
@@ -179,12 +184,9 @@ class CudaDevice::Impl {
 
   void remove_peer(std::uint64_t peer) {
     if (forked()) return;
-    std::unique_ptr<cuda::PeerMapping> ended;
+    Peers::node_type ended;  // It unmaps without the mutex.
     const std::lock_guard lock(mutex_);
-    const auto found = peers_.find(peer);
-    if (found == peers_.end()) return;
-    ended = std::move(found->second);
-    peers_.erase(found);
+    ended = peers_.extract(peer);
   }
 
   Result<Event> record_event(Queue queue) {
@@ -210,14 +212,15 @@ class CudaDevice::Impl {
       std::optional<std::uint64_t> peer_blocks;
       if (peer != peers_.end()) peer_blocks = peer->second->block_count();
       PEGA_TRY(device::check_batch(batch, layouts_, pool_bytes_, peer_blocks));
+      const bool counts = !is_mark(batch);
       std::size_t& count = counts_[static_cast<std::size_t>(batch.direction)];
-      if (count >= options_.max_batches) {
+      if (counts && count >= options_.max_batches) {
         return fail(Errc::kBusy, "{} batches are queued already", count);
       }
-      ++count;
+      if (counts) ++count;
       ++jobs_;
       Job& job = incoming_.emplace_back();
-      job.awaits_event = batch.copies.empty() && batch.after != Event::kNow;
+      job.awaits_event = !counts;
       if (peer != peers_.end()) job.peer = peer->second.get();
       job.batch = std::move(batch);
     }
@@ -460,13 +463,14 @@ class CudaDevice::Impl {
 
   Result<bool> queue_more(Direction direction, CopyStream& copy_stream) {
     bool moved = false;
+    // First of all: the copies end as soon as no more of them fit.
     for (Job& job : jobs_of(direction)) {
-      if (job.awaits_event) {
-        PEGA_TRY_LET(const bool ended, look_at_event(job));
-        moved = moved || ended;
-        continue;
-      }
-      while (job.has_work()) {
+      if (!job.awaits_event) continue;
+      PEGA_TRY_LET(const bool ended, look_at_event(job));
+      moved = moved || ended;
+    }
+    for (Job& job : jobs_of(direction)) {
+      while (!job.awaits_event && job.has_work()) {
         const bool first = job.copy == 0 && job.piece == 0;
         if (first && !events_->has(job.batch.after)) {
           job.gave_up = Error{Errc::kGone, "the event it waits for was reused"};
@@ -542,7 +546,7 @@ class CudaDevice::Impl {
     }
     sink_(std::move(completion));  // Set while jobs_ is not 0.
     const std::lock_guard lock(mutex_);
-    --counts_[static_cast<std::size_t>(job.batch.direction)];
+    if (!is_mark(job.batch)) --counts_[static_cast<std::size_t>(job.batch.direction)];
     if (--jobs_ == 0) idle_.notify_all();
   }
 
@@ -584,8 +588,8 @@ class CudaDevice::Impl {
     const TimePoint now = clock_.now();
     const Duration late = now - *expected;
     if (late < -kSpin) {
-      const TimePoint until = *expected - kSpin;
-      work_.wait_until(lock, looks_at_event ? std::min(until, now + longest) : until, has_work);
+      const Duration left = -late - kSpin;
+      work_.wait_for(lock, looks_at_event ? std::min(left, longest) : left, has_work);
     } else if (last && late < kPatience) {
       lock.unlock();
       for (int i = 0; i < 64; ++i) cpu_relax();

@@ -24,7 +24,8 @@ namespace pegaflow {
 /// engine moves segments of some MiB directly. Smaller ones go through staging: a kernel gathers
 /// pages in device memory, and the copy engine moves them as a whole. Each layout decides between
 /// the two, and for segments between 256 KiB and 2 MiB a measurement of the copy engine when the
-/// pool is attached. All waiting for the device is by events, never for the whole device.
+/// pool is attached. All waiting for the device is by events, never for the whole device; mapping
+/// the memory of a peer, and forgetting it, may wait for the device's work.
 ///
 /// The first error of CUDA retires the device: it copies nothing further, waits for the copies in
 /// flight, reports them failed and logs one error. record_event(), submit() and attach() return
@@ -52,8 +53,9 @@ class CudaDevice final : public Device {
     unsigned pull_blocks = 32;
     bool low_priority = false;         ///< Priority of our kernels beside the engine's.
     std::optional<cuda::Path> path{};  ///< Overrides the choice.
-    std::size_t max_batches = 4096;    ///< Queued or in flight, in each direction.
-    std::size_t max_events = 4096;     ///< An event is reused after this many others.
+    /// Queued or in flight, in each direction, without those that have no copies.
+    std::size_t max_batches = 4096;
+    std::size_t max_events = 4096;  ///< An event is reused after this many others.
     std::uint64_t register_bytes = std::uint64_t{1} << 30;  ///< A power of two.
     unsigned register_threads = 8;
   };

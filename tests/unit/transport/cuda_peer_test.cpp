@@ -232,6 +232,42 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
           Errc::kInvalidArgument);
   }
 
+  TEST_CASE("an event is reported although the copies of an earlier batch fill the device") {
+    PeerFixture p({2, 100'000, 16, 8});
+    const Device::Event after = p.f.device->record_event(Device::Queue::kDefault).value();
+    p.software->settle();
+    p.software->hold();
+    std::vector<std::uint32_t> all(16);
+    std::iota(all.begin(), all.end(), 0U);
+    REQUIRE(p.f.device->submit(p.f.batch(1, Direction::kSave, all)));
+    REQUIRE(p.f.device->submit({.ticket = 2, .after = after, .copies = {}}));
+
+    CHECK(p.f.completions.wait_for(1).front().ticket == 2);
+
+    p.software->resume();
+    CHECK(p.f.completions.wait_for(2).back().copied == 16);
+  }
+
+  TEST_CASE("batches without copies leave the others their places") {
+    CudaDevice::Options options = testing::small_options();
+    options.max_batches = 1;
+    PeerFixture p({}, 24, 128, options);
+    cuda::Stream engine = nullptr;
+    REQUIRE(p.software->create_stream(0, engine) == cuda::kSuccess);
+    p.software->block(engine, true);
+    const auto queue = Device::Queue{reinterpret_cast<std::uintptr_t>(engine)};
+    const Device::Event after = p.f.device->record_event(queue).value();
+    for (std::uint64_t mark = 1; mark <= 3; ++mark) {
+      REQUIRE(p.f.device->submit({.ticket = mark, .after = after, .copies = {}}));
+    }
+    REQUIRE(p.f.device->submit(p.f.batch(4, Direction::kSave, {0})));
+    CHECK(p.f.completions.wait_for(1).front().ticket == 4);
+    REQUIRE(p.f.device->submit(p.f.batch(5, Direction::kSave, {1})));
+    p.software->block(engine, false);
+    CHECK(p.f.completions.wait_for(5).size() == 5);
+    REQUIRE(p.software->destroy_stream(engine) == cuda::kSuccess);
+  }
+
   TEST_CASE("a batch without copies completes once the engine's work is over") {
     PeerFixture p;
     testing::DeviceMemory memory(p.software, 1, 64, 1);

@@ -426,6 +426,12 @@ TEST_SUITE("HostDevice::add_peer") {
     memory = f.peer.description(f.layout);
     memory.segments[0].base = nullptr;
     CHECK(code() == Errc::kIo);
+
+    memory = f.peer.description(f.layout);
+    memory.handles.resize(memory.segments.size());
+    const Error on_gpu = error_of(f.device->add_peer(kPeer, memory));
+    CHECK(on_gpu.code == Errc::kRefused);
+    CHECK(on_gpu.detail == "add peer: its memory is on a GPU, and that of this engine is not");
   }
 
   TEST_CASE("names are not 0, belong to one peer, and end with remove_peer() or detach()") {
