@@ -88,7 +88,7 @@ struct Segment {
   base @0 :UInt64;                # Its address in block 0, in the worker's process.
   stride @1 :UInt64;              # From one block to the next.
   bytes @2 :UInt64;               # Its size in one block.
-  handle @3 :Data;                # Of memory on a GPU: CUDA's IPC handle of the allocation that
+  handle @3 :Data;                # Of memory on a GPU, feature 5: CUDA's IPC handle of the allocation that
                                   # contains it, 64 bytes; base is then its offset in there. Empty:
                                   # ordinary memory. All segments have one, or none.
 }
@@ -129,7 +129,8 @@ struct Hello {
 #   2  cells: blocks that engines of other tensor-parallel sizes share
 #   3  chains: `reportChain`
 #   4  direct: `openNext`, and blocks that an engine reads out of another engine's memory
-#   5 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   5  pending: `ready`, and memory on GPUs
+#   6 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -313,8 +314,8 @@ interface Session {
   # may skip keys to keep the blocks that it has. Older clients are never refused.
   # blocks, guard, guardValue: with feature 4, for a worker that has registered its memory: the blocks
   # that contain the keys, one per key, and the guard under which other engines may read them until the
-  # job ends. guardValue 0: they may not. pending: their content is final only when the worker calls
-  # `ready`, and until then they are not read.
+  # job ends. guardValue 0: they may not. pending: with feature 5, their content is final only when the
+  # worker calls `ready`, and until then they are not read.
 
   publish @8 (job :JobId, checksums :List(UInt64)) -> Done;
   # All copies into the rank's slots of the job have ended successfully. The last rank seals the
@@ -390,7 +391,8 @@ interface Session {
     source :UInt64,
     memory :DirectMemory,
     process :ProcessHandle,
-    error :Error);
+    error :Error,
+    gone :List(UInt64));
   # Feature 4. Pins the leading blocks of `keys`, a part of a prompt in its order, under a name that
   # the worker chose, without a claim. Either they are in the pool: `slots` and `checksums` are as those
   # of open. Or another worker of this host, of the same namespace, group and shard, has them in its
@@ -399,7 +401,7 @@ interface Session {
   # alive then. If neither has the first block, the call waits for at most patienceMs, at most 10,000,
   # and then answers kTimeout; release ends it with kCancelled.
   # source: the name of that worker's registration, never 0. memory and process, its pidfd, are absent
-  # for a source in `known`. poolOnly: no other engine's memory.
+  # for a source in `known`. gone: those in `known` that have left. poolOnly: no other engine's memory.
   # The pin ends with release, after the last read.
 
   awaitReads @20 (job :JobId) -> Done;
@@ -407,5 +409,5 @@ interface Session {
   # 2 s. From the job's end on no further worker begins to.
 
   ready @21 (job :JobId) -> Done;
-  # Feature 4. The content of the job's pending blocks is final. Nothing happens if the job has ended.
+  # Feature 5. The content of the job's pending blocks is final. Nothing happens if the job has ended.
 }

@@ -179,7 +179,7 @@ kj::Promise<Result<void>> Link::say_hello() {
   auto request = connection_->rpc.bootstrap<wire::Gate>().helloRequest();
   request.setMinimum(minimum_);
   request.setMaximum(maximum_);
-  if (maximum_ >= kWireHasFeatures) request.setFeatures(kFeatures);
+  if (maximum_ >= kWireHasFeatures) request.setFeatures(kFeatures & options_.features);
   write_id(identity_.process, request.initProcess());
   write_id(connection_->previous, request.initPreviousConnection());
   request.setQuiesced(true);  // Role::end() of that connection has resolved.
@@ -196,7 +196,8 @@ kj::Promise<Result<void>> Link::say_hello() {
         previous_connection_ = welcome->connection;
         connection_->session = kj::mv(welcome->session);
         connection_->version = welcome->version;
-        connection_->features = welcome->version >= kWireHasFeatures ? welcome->features : 0;
+        connection_->features =
+            welcome->version >= kWireHasFeatures ? welcome->features & options_.features : 0;
         board_.set_server(welcome->server, std::move(welcome->build));
         return {};
       });

@@ -53,6 +53,8 @@ struct LinkOptions {
   /// version negotiation.
   std::uint16_t minimum_version = 0;
   std::uint16_t maximum_version = 0;
+  /// Those of the wire's features that it may use; fewer only to test other builds.
+  std::uint64_t features = ~std::uint64_t{0};
 };
 
 /// Errors: kInvalidArgument that names the invalid option: a socket path that is empty or longer

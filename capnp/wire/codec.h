@@ -42,9 +42,10 @@ inline constexpr std::uint64_t kFeatureKinds = std::uint64_t{1} << 1;    ///< Se
 inline constexpr std::uint64_t kFeatureCells = std::uint64_t{1} << 2;    ///< Ranks of any size.
 inline constexpr std::uint64_t kFeatureChains = std::uint64_t{1} << 3;   ///< reportChain.
 inline constexpr std::uint64_t kFeatureDirect = std::uint64_t{1} << 4;   ///< openNext, awaitReads.
+inline constexpr std::uint64_t kFeaturePending = std::uint64_t{1} << 5;  ///< ready, memory on GPUs.
 /// The features that this build implements.
-inline constexpr std::uint64_t kFeatures =
-    kFeatureNotices | kFeatureKinds | kFeatureCells | kFeatureChains | kFeatureDirect;
+inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells |
+                                           kFeatureChains | kFeatureDirect | kFeaturePending;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);

@@ -38,6 +38,7 @@ Result<Answer> read_answer(Response& response) {
   PEGA_TRY_LET(piece.slots, read_numbers<std::uint32_t>(response.getSlots()));
   PEGA_TRY_LET(piece.checksums, read_numbers<std::uint64_t>(response.getChecksums()));
   PEGA_TRY_LET(piece.blocks, read_numbers<std::uint32_t>(response.getBlocks()));
+  PEGA_TRY_LET(piece.gone, read_numbers<std::uint64_t>(response.getGone()));
   if (piece.blocks.empty()) return answer;
   piece.source = response.getSource();
   const auto guards = response.getGuards();
@@ -118,6 +119,9 @@ kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const Next
             [](auto& response) { return read_answer(response); })
       .then([&sources](Result<Answer>&& answer) -> kj::Promise<Result<NextPiece>> {
         if (!answer) return Result<NextPiece>(tl::unexpected<Error>(std::move(answer.error())));
+        for (const std::uint64_t source : answer->piece.gone) {
+          if (source != answer->piece.source) sources.forget(source);
+        }
         KJ_IF_MAYBE (added, answer->added) {
           return add_source(sources, std::move(answer->piece), kj::mv(*added));
         }

@@ -22,6 +22,7 @@ struct NextPiece {
   std::uint64_t source = 0;              ///< That other engine, as Sources knows it; 0: the pool.
   std::vector<std::uint32_t> blocks;     ///< The numbers of its blocks.
   std::vector<BlockGuard> guards;        ///< Those of `blocks`, in their order.
+  std::vector<std::uint64_t> gone;       ///< Engines that Sources knows and that have left.
   /// Neither has the first block, after all of the question's patience.
   bool is_late = false;
   /// Why the memory of `source` cannot be read.

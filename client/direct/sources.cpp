@@ -23,6 +23,19 @@ Sources::Source* Sources::find(std::uint64_t source) {
   return const_cast<Source*>(std::as_const(*this).find(source));
 }
 
+void Sources::watch_with(Watch watch) {
+  watch_ = std::move(watch);
+  if (watch_) return;
+  for (Source& source : sources_) source.watch.reset();
+}
+
+void Sources::forget(std::uint64_t source) {
+  const auto found = std::ranges::find(sources_, source, &Source::id);
+  if (found == sources_.end() || found->reads != 0) return;
+  if (found->peer != 0) device_.remove_peer(found->peer);
+  sources_.erase(found);
+}
+
 void Sources::forget_ended() {
   for (auto source = sources_.begin(); source != sources_.end();) {
     if (source->reads == 0 && has_process_ended(source->process.get())) {

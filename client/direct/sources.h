@@ -41,10 +41,14 @@ class Sources {
   /// Watches the process of an engine as long as its result lives, and calls forget_ended() when it
   /// ends; not from within the call.
   using Watch = std::function<std::shared_ptr<void>(int process)>;
-  void watch_with(Watch watch) { watch_ = std::move(watch); }
+  /// Without a function all watches end: they may not outlive what they wait on.
+  void watch_with(Watch watch);
   /// Forgets the engines that have ended and are not being read: memory of a GPU is not freed as
   /// long as it is mapped here.
   void forget_ended();
+
+  /// The server no longer has this engine. Forgets it, unless it is being read.
+  void forget(std::uint64_t source);
 
   /// The names of the engines here. Forgets ended ones first.
   [[nodiscard]] std::vector<std::uint64_t> known();

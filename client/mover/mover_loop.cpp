@@ -148,14 +148,15 @@ Registration MoverLoop::registration() const {
 std::optional<OfferedMemory> MoverLoop::offered() const {
   if (state_.guards == nullptr) return std::nullopt;
   const std::string& instance = state_.options.link.instance;
-  if (!link_.server_has(kFeatureDirect)) {
+  const Result<PeerMemory> shared = state_.device.share(state_.kinds.layouts().front());
+  const bool is_on_gpu = shared && !shared->handles.empty();
+  if (!link_.server_has(kFeatureDirect) || (is_on_gpu && !link_.server_has(kFeaturePending))) {
     kLog.info(
-        "the server does not support direct reads, blocks are loaded once they are saved "
+        "the server does not support direct reads{}, blocks are loaded once they are saved "
         "instance={} server=\"{}\"",
-        instance, state_.board.get().server_build);
+        is_on_gpu ? " between GPUs" : "", instance, state_.board.get().server_build);
     return std::nullopt;
   }
-  const Result<PeerMemory> shared = state_.device.share(state_.kinds.layouts().front());
   if (shared) return offered_memory(state_.options, *shared, *state_.guards);
   kLog.warn(
       "engines of the direct group cannot read this one's memory, nor does it read theirs: blocks "

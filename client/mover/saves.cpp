@@ -62,7 +62,8 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
 
 bool Saves::is_offered(const SaveJob& job) const {
   // Blocks whose save may be refused are wanted by no other engine.
-  return state_.is_direct && !job.may_refuse;
+  const bool is_pending = job.after != Device::Event::kNow;
+  return state_.is_direct && !job.may_refuse && (!is_pending || link_.server_has(kFeaturePending));
 }
 
 void Saves::watch(std::uint64_t ticket, SaveJob& job) {
@@ -147,10 +148,10 @@ bool Saves::takes_checksum() {
 
 void Saves::submit(std::uint64_t ticket, SaveJob& job, std::span<const PageCopies::Page> pages) {
   job.phase = SaveJob::Phase::kCopying;
-  watch(ticket, job);
   job.copies = PageCopies(state_.kinds[job.kind], job.blocks, pages, ticket, state_.last_ticket);
   job.copies.submit(state_.device, job.after,
                     {.direction = Device::Direction::kSave, .job = ticket}, state_.batches);
+  if (!job.copies.error()) watch(ticket, job);
   if (job.copies.in_flight() == 0) on_all_copied(ticket, job);
 }
 

@@ -164,7 +164,10 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
   }
   auto in_pool = open_in_pool(*opening);
   if (!in_pool) return Result<void>(tl::unexpected<Error>(std::move(in_pool.error())));
-  if (*in_pool || open_in_memory(*opening)) return Result<void>();
+  if (*in_pool || open_in_memory(*opening)) {
+    write_gone(*opening);
+    return Result<void>();
+  }
   const TimePoint now = clock_.now();
   if (now >= opening->deadline) {
     return Result<void>(fail(Errc::kTimeout, "no block arrived"));
@@ -240,6 +243,16 @@ bool DirectReads::open_in_memory(Opening& opening) {
   results.setProcess(kj::heap<CarriedDescriptor<wire::ProcessHandle>>(found->source->process.get(),
                                                                       found->source));
   return true;
+}
+
+void DirectReads::write_gone(Opening& opening) {
+  std::vector<std::uint64_t> gone;
+  for (const std::uint64_t known : opening.call.getParams().getKnown()) {
+    if (!offers_.has(SourceId{known})) gone.push_back(known);
+  }
+  if (gone.empty()) return;
+  write_numbers(std::span<const std::uint64_t>(gone),
+                opening.call.getResults().initGone(static_cast<unsigned>(gone.size())));
 }
 
 void DirectReads::released(const Id128& connection, engine::PinId pin) {

@@ -88,6 +88,8 @@ class DirectReads {
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
   bool open_in_memory(Opening& opening);
+  /// Names the sources that the caller knows and that have left.
+  void write_gone(Opening& opening);
   kj::Promise<Result<void>> wait_for_readers(const Id128& connection, const JobId& job,
                                              TimePoint deadline);
 

@@ -35,6 +35,11 @@ void Offers::remove(const Id128& connection) {
   }
 }
 
+bool Offers::has(SourceId source) const {
+  return std::ranges::any_of(by_connection_,
+                             [source](const auto& each) { return each.second->id == source; });
+}
+
 Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::SpaceId space,
                            std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
                            const std::vector<bool>& skipped, const Guarded& guard, bool pending) {

@@ -66,6 +66,9 @@ class Offers {
            found->second->memory == memory;
   }
 
+  /// Whether a worker has this registration now.
+  [[nodiscard]] bool has(SourceId source) const;
+
   struct Guarded {
     std::uint32_t place = 0;  ///< In the source's array of guards.
     std::uint64_t value = 0;

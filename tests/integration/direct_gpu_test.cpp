@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include "base/log.h"
+#include "capnp/wire/codec.h"
 #include "tests/integration/direct_worker.h"
 #include "tests/support/seed.h"
 #include "tests/support/server_process.h"
@@ -25,7 +25,7 @@ struct GpuWorker {
   static constexpr std::size_t kPage = 2 * 8 * 1024;
 
   GpuWorker(const std::string& socket, const std::string& name, bool keeps_guards = false,
-            bool shares = true)
+            bool shares = true, std::uint64_t features = ~std::uint64_t{0})
       : memory(engine_memory(2, kPage / 2, kBlocks)), cuda(std::make_shared<SoftwareCuda>(seed())) {
     for (const Segment& segment : memory.layout().segments()) {
       cuda->adopt(segment.base, kBlocks * segment.block_stride_bytes);
@@ -39,6 +39,7 @@ struct GpuWorker {
     Mover::Options mover = patient_mover();
     mover.direct_group = "pd";
     mover.mistakes.keeps_guards = keeps_guards;
+    mover.link.features = features;
     TestEngine::Options options;
     options.socket = socket;
     options.instance = name;
@@ -206,21 +207,30 @@ TEST_SUITE("direct reads between GPUs") {
     CHECK(read_late(true).second == 6);
   }
 
-  TEST_CASE("an engine whose memory cannot be shared loads and saves through the pool") {
+  TEST_CASE("without shared memory, or with a server that lacks it, blocks come from the pool") {
     ServerProcess server;
-    GpuWorker prefill(server.socket(), "prefill", false, false);
-    GpuWorker decode(server.socket(), "decode");
-    const Numbers numbers = numbers_from(1, 6);
-    prefill.fill(numbers, blocks_from(0, 6));
-    prefill.cuda->block(prefill.stream, true);
-    prefill.start_save(1, numbers, blocks_from(0, 6));
-    REQUIRE(decode.follow(7, numbers, blocks_from(20, 6)));
-    prefill.cuda->block(prefill.stream, false);
-    CHECK(prefill.engine->next_finished().blocks == 6);
-    const Mover::Finished loaded = decode.engine->next_finished();
-    CHECK_FALSE(loaded.error);
-    CHECK(loaded.direct_bytes == 0);
-    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+    bool prefill_shares = true;
+    bool decode_shares = true;
+    std::uint64_t features = ~std::uint64_t{0};
+    SUBCASE("the prefill engine cannot share its memory") { prefill_shares = false; }
+    SUBCASE("the decode engine cannot") { decode_shares = false; }
+    SUBCASE("the server supports engines on CPUs only") { features = ~kFeaturePending; }
+    GpuWorker prefill(server.socket(), "prefill", false, prefill_shares, features);
+    GpuWorker decode(server.socket(), "decode", false, decode_shares, features);
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      const Numbers numbers = numbers_from(round * 10, 6);
+      prefill.fill(numbers, blocks_from(0, 6));
+      prefill.cuda->block(prefill.stream, true);
+      prefill.start_save(round, numbers, blocks_from(0, 6));
+      REQUIRE(decode.follow(round, numbers, blocks_from(20, 6)));
+      CHECK(decode.engine->lookup(numbers).value().offered == 0);
+      prefill.cuda->block(prefill.stream, false);
+      CHECK(prefill.engine->next_finished().blocks == 6);
+      const Mover::Finished loaded = decode.engine->next_finished();
+      CHECK_FALSE(loaded.error);
+      CHECK(loaded.direct_bytes == 0);
+      CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+    }
   }
 
   TEST_CASE("a GPU that cannot map the other one's memory gets the blocks from the pool") {
@@ -246,8 +256,11 @@ TEST_SUITE("direct reads between GPUs") {
     DirectWorker decode(server.socket(), "decode");
     const Numbers numbers = numbers_from(1, 6);
     prefill.fill(numbers, blocks_from(0, 6));
+    prefill.cuda->block(prefill.stream, true);
     prefill.start_save(1, numbers, blocks_from(0, 6));
+    REQUIRE(decode.finds_offered(numbers, 6));
     REQUIRE(decode.follow(7, numbers, blocks_from(20, 6)));
+    prefill.cuda->block(prefill.stream, false);
     CHECK(prefill.engine->next_finished().blocks == 6);
     const Mover::Finished loaded = decode.engine->next_finished();
     CHECK_FALSE(loaded.error);

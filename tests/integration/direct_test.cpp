@@ -536,6 +536,38 @@ TEST_SUITE("direct reads") {
     CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 8)) == 0);
   }
 
+  TEST_CASE("a mover that retires after a direct read lets its engine live") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    f.prefill.device.allow_all();
+    f.prefill.engine->next_finished();
+
+    f.decode.device.complete_next_twice();
+    REQUIRE(f.decode.engine->start_save(10, numbers_from(100, 1), blocks_from(40, 1)));
+
+    CHECK(f.decode.engine->mover().wait_for(LinkState::kRetired, kHang));
+  }
+
+  TEST_CASE("an engine that left without an end of its process is forgotten at the next load") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    REQUIRE(f.decode.follow(9, numbers, blocks_from(20, 8)));
+    CHECK(f.decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);
+    CHECK(f.decode.device.peers() == 1);
+    f.prefill.device.allow_all();
+    f.prefill.engine->next_finished();
+
+    f.prefill.engine->mover().close();
+    REQUIRE(f.decode.follow(10, numbers, blocks_from(20, 8)));
+
+    CHECK_FALSE(f.decode.engine->next_finished().error);
+    CHECK(f.decode.device.peers() == 0);
+  }
+
   TEST_CASE("an engine that ended is forgotten although nothing is loaded any longer") {
     ServerProcess server;
     const Numbers numbers = numbers_from(1, 8);
