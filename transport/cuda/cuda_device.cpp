@@ -27,7 +27,6 @@
 namespace pegaflow {
 namespace {
 
-using cuda::CopyPlan;
 using cuda::CopyStream;
 using cuda::CurrentContext;
 using cuda::Driver;
