@@ -104,6 +104,18 @@ def test_a_wheel_and_a_bundle_contain_the_cuda_kernels(bundle, fresh):
     assert in_bundle.split() == ["True", str(bundle / "python/pegaflow/__init__.py")]
 
 
+def test_every_option_reaches_the_build_of_a_wheel(wheel):
+    folder = ROOT / "build" / f"wheel-{sys.implementation.cache_tag}"
+    listed = json.loads((folder / "meson-info/intro-buildoptions.json").read_text())
+    options = {option["name"]: option["value"] for option in listed}
+
+    assert options["cuda"] == "enabled"  # elsewhere it is found or not
+    assert options["debug_files"] is True
+    lines = os.environ.get("PEGA_DEBUG_INFO") == "lines"
+    assert ("-g1" in options["cpp_args"]) == lines
+    assert options["werror"] == (os.environ.get("CI") == "true")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide the CUDA toolkit")
 def test_a_bundle_is_rejected_if_nvcc_is_missing_and_cannot_be_installed(tmp_path):
     clone = tmp_path / "clone"
