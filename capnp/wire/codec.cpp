@@ -187,12 +187,14 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
     OfferedMemory::Segment& read =
         memory.segments.emplace_back(segment.getBase(), segment.getStride(), segment.getBytes());
     const auto handle = segment.getHandle();
-    if (handle.size() != 0 && handle.size() != read.handle.emplace().size()) {
-      return fail(Errc::kInvalidArgument, "direct memory with a handle of {} bytes, not {}",
-                  handle.size(), read.handle->size());
+    if (handle.size() != 0) {
+      auto& bytes = read.handle.emplace();
+      if (handle.size() != bytes.size()) {
+        return fail(Errc::kInvalidArgument, "direct memory with a handle of {} bytes, not {}",
+                    handle.size(), bytes.size());
+      }
+      std::memcpy(bytes.data(), handle.begin(), bytes.size());
     }
-    if (handle.size() == 0) read.handle.reset();
-    if (read.handle) std::memcpy(read.handle->data(), handle.begin(), handle.size());
     if (read.handle.has_value() != memory.segments.front().handle.has_value()) {
       return fail(Errc::kInvalidArgument, "direct memory of which some segments have handles");
     }

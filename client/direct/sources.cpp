@@ -31,16 +31,18 @@ void Sources::watch_with(Watch watch) {
 
 void Sources::forget(std::uint64_t source) {
   const auto found = std::ranges::find(sources_, source, &Source::id);
-  if (found == sources_.end() || found->reads != 0) return;
-  if (found->peer != 0) device_.remove_peer(found->peer);
-  sources_.erase(found);
+  if (found != sources_.end() && found->reads == 0) erase(found);
+}
+
+std::vector<Sources::Source>::iterator Sources::erase(std::vector<Source>::iterator source) {
+  if (source->peer != 0) device_.remove_peer(source->peer);
+  return sources_.erase(source);
 }
 
 void Sources::forget_ended() {
   for (auto source = sources_.begin(); source != sources_.end();) {
     if (source->reads == 0 && has_process_ended(source->process.get())) {
-      if (source->peer != 0) device_.remove_peer(source->peer);
-      source = sources_.erase(source);
+      source = erase(source);
     } else {
       ++source;
     }
@@ -101,8 +103,7 @@ Result<void> Sources::make_room() {
   if (oldest == sources_.end()) {
     return fail(Errc::kBusy, "the memory of {} engines is being read", kMost);
   }
-  if (oldest->peer != 0) device_.remove_peer(oldest->peer);
-  sources_.erase(oldest);
+  erase(oldest);
   return {};
 }
 

@@ -91,6 +91,7 @@ class Sources {
   };
   [[nodiscard]] const Source* find(std::uint64_t source) const;
   [[nodiscard]] Source* find(std::uint64_t source);
+  std::vector<Source>::iterator erase(std::vector<Source>::iterator source);
   void add_unreadable(std::uint64_t source, UniqueFd process, const Error& why);
   Result<void> make_room();
 

@@ -53,7 +53,7 @@ class CudaDevice final : public Device {
     unsigned pull_blocks = 32;
     bool low_priority = false;         ///< Priority of our kernels beside the engine's.
     std::optional<cuda::Path> path{};  ///< Overrides the choice.
-    /// Queued or in flight, in each direction, without those that have no copies.
+    /// Queued or in flight, in each direction; a batch without copies does not count.
     std::size_t max_batches = 4096;
     std::size_t max_events = 4096;  ///< An event is reused after this many others.
     std::uint64_t register_bytes = std::uint64_t{1} << 30;  ///< A power of two.

@@ -8,6 +8,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/os/pidfd.h"
+#include "transport/cuda/attach/layout_plans.h"
 #include "transport/cuda/copy_plan.h"
 #include "transport/cuda/cuda_error.h"
 #include "transport/device_checks.h"
@@ -110,19 +111,12 @@ Result<std::vector<Segment>> PeerMapping::map(const PeerMemory& memory) {
 }
 
 Result<void> PeerMapping::upload(std::span<const Piece> pieces) {
-  Driver& driver = *driver_;
-  PEGA_TRY(check(driver, driver.allocate(pieces.size_bytes(), pieces_),
-                 "allocate memory for the blocks of another engine"));
-  const auto bytes = std::as_bytes(pieces);
-  std::vector<std::byte> source(bytes.begin(), bytes.end());
   // On a stream of its own: it must not wait for copies of the engine.
   Stream stream = nullptr;
-  PEGA_TRY(check(driver, driver.create_stream(0, stream), "create a stream"));
-  const Transfer transfer{source.data(), pieces_, source.size()};
-  Status status = driver.copy(Direction::kToDevice, &transfer, 1, stream);
-  if (status == kSuccess) status = driver.synchronize(stream);
-  driver.destroy_stream(stream);
-  return check(driver, status, "copy the places of another engine's blocks to the GPU");
+  PEGA_TRY(check(*driver_, driver_->create_stream(0, stream), "create a stream"));
+  const Result<void> uploaded = upload_pieces(*driver_, pieces, stream, pieces_);
+  driver_->destroy_stream(stream);
+  return uploaded;
 }
 
 PeerMapping::~PeerMapping() {

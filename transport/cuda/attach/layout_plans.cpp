@@ -16,27 +16,15 @@ constexpr Log kLog{"cuda"};
 /// The speed of direct copies, where it was measured, by the size of a segment.
 using SharesBySize = std::map<std::uint64_t, std::optional<double>>;
 
-Result<void> upload_pieces(Driver& driver, Attached& attached, Stream stream) {
-  const std::span<const Piece> pieces = attached.plan.pieces();
-  PEGA_TRY(check(driver, driver.allocate(pieces.size_bytes(), attached.pieces),
-                 "allocate memory for the layout"));
-  // From ordinary memory, which the driver may read until the copy has ended.
-  const auto bytes = std::as_bytes(pieces);
-  std::vector<std::byte> source(bytes.begin(), bytes.end());
-  const Transfer transfer{source.data(), attached.pieces, source.size()};
-  Status status = driver.copy(Direction::kToDevice, &transfer, 1, stream);
-  if (status == kSuccess) status = driver.synchronize(stream);
-  // After an error the caller releases the memory.
-  return check(driver, status, "copy the layout to the GPU");
-}
-
 class Planning {
  public:
   Planning(Driver& driver, const PlanOptions& options, CopyStream& save, CopyStream& load)
       : driver_(driver), options_(options), save_(save), load_(load) {}
 
   Result<void> plan(Attached& attached) {
-    if (options_.has_kernels) PEGA_TRY(upload_pieces(driver_, attached, load_.stream()));
+    if (options_.has_kernels) {
+      PEGA_TRY(upload_pieces(driver_, attached.plan.pieces(), load_.stream(), attached.pieces));
+    }
     return choose_path(attached);
   }
 
@@ -84,6 +72,19 @@ class Planning {
 };
 
 }  // namespace
+
+Result<void> upload_pieces(Driver& driver, std::span<const Piece> pieces, Stream stream,
+                           DeviceAddress& uploaded) {
+  PEGA_TRY(check(driver, driver.allocate(pieces.size_bytes(), uploaded),
+                 "allocate memory for the places of blocks"));
+  // From ordinary memory, which the driver may read until the copy has ended.
+  const auto bytes = std::as_bytes(pieces);
+  std::vector<std::byte> source(bytes.begin(), bytes.end());
+  const Transfer transfer{source.data(), uploaded, source.size()};
+  Status status = driver.copy(Direction::kToDevice, &transfer, 1, stream);
+  if (status == kSuccess) status = driver.synchronize(stream);
+  return check(driver, status, "copy the places of blocks to the GPU");
+}
 
 Result<PlannedLayouts> plan_layouts(Driver& driver, const PlanOptions& options,
                                     std::span<const PageLayout> layouts, std::span<std::byte> pool,

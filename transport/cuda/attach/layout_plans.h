@@ -15,6 +15,11 @@
 
 namespace pegaflow::cuda {
 
+/// Allocates memory on the device for pieces and copies them there. After an error the caller
+/// releases `uploaded` too, unless it is 0. Errors: CUDA's.
+Result<void> upload_pieces(Driver& driver, std::span<const Piece> pieces, Stream stream,
+                           DeviceAddress& uploaded);
+
 struct PlanOptions {
   std::uint64_t register_bytes = 0;  ///< As CopyPlan has it.
   std::optional<Path> path{};        ///< Overrides the choice.
