@@ -73,11 +73,7 @@ struct GpuWorker {
     return engine->mover().load_following(load, numbered_keys(numbers), blocks, patience);
   }
   bool finds_offered(const Numbers& numbers, std::size_t count) {
-    const auto end = std::chrono::steady_clock::now() + kHang;
-    while (engine->lookup(numbers).value().offered != count) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-    }
-    return true;
+    return finds_offered_blocks(*engine, numbers, count);
   }
   /// Waits until so many kernels were queued on this GPU.
   bool wait_launches(std::size_t count) const {
@@ -95,6 +91,15 @@ struct GpuWorker {
   std::unique_ptr<TestEngine> engine;
   cuda::Stream stream = nullptr;
 };
+
+/// The prefill engine saves the blocks, and a load into blocks from 20 on gets them from the pool.
+void check_pool_load(TestEngine& prefill, TestEngine& decode, const Numbers& numbers) {
+  CHECK(prefill.next_finished().blocks == 6);
+  const Mover::Finished loaded = decode.next_finished();
+  CHECK_FALSE(loaded.error);
+  CHECK(loaded.direct_bytes == 0);
+  CHECK(decode.wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+}
 
 struct GpuPair {
   explicit GpuPair(bool keeps_guards = false)
@@ -225,11 +230,7 @@ TEST_SUITE("direct reads between GPUs") {
       REQUIRE(decode.follow(round, numbers, blocks_from(20, 6)));
       CHECK(decode.engine->lookup(numbers).value().offered == 0);
       prefill.cuda->block(prefill.stream, false);
-      CHECK(prefill.engine->next_finished().blocks == 6);
-      const Mover::Finished loaded = decode.engine->next_finished();
-      CHECK_FALSE(loaded.error);
-      CHECK(loaded.direct_bytes == 0);
-      CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+      check_pool_load(*prefill.engine, *decode.engine, numbers);
     }
   }
 
@@ -242,11 +243,7 @@ TEST_SUITE("direct reads between GPUs") {
       f.prefill.fill(numbers, blocks_from(0, 6));
       f.prefill.start_save(round, numbers, blocks_from(0, 6));
       REQUIRE(f.decode.follow(round, numbers, blocks_from(20, 6)));
-      CHECK(f.prefill.engine->next_finished().blocks == 6);
-      const Mover::Finished loaded = f.decode.engine->next_finished();
-      CHECK_FALSE(loaded.error);
-      CHECK(loaded.direct_bytes == 0);
-      CHECK(f.decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+      check_pool_load(*f.prefill.engine, *f.decode.engine, numbers);
     }
   }
 
@@ -261,11 +258,7 @@ TEST_SUITE("direct reads between GPUs") {
     REQUIRE(decode.finds_offered(numbers, 6));
     REQUIRE(decode.follow(7, numbers, blocks_from(20, 6)));
     prefill.cuda->block(prefill.stream, false);
-    CHECK(prefill.engine->next_finished().blocks == 6);
-    const Mover::Finished loaded = decode.engine->next_finished();
-    CHECK_FALSE(loaded.error);
-    CHECK(loaded.direct_bytes == 0);
-    CHECK(decode.engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+    check_pool_load(*prefill.engine, *decode.engine, numbers);
   }
 
   TEST_CASE("in any order of events, no load reports other bytes than those of its keys") {

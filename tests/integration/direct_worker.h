@@ -23,6 +23,15 @@ inline Blocks blocks_from(std::uint32_t first, std::size_t count) {
   return blocks;
 }
 
+/// Whether so many blocks after the sealed ones are offered to this engine, within kHang.
+inline bool finds_offered_blocks(TestEngine& engine, const Numbers& numbers, std::size_t count) {
+  const auto end = std::chrono::steady_clock::now() + kHang;
+  while (engine.lookup(numbers).value().offered != count) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+  }
+  return true;
+}
+
 /// An engine of one worker with a device that follows the test's commands.
 struct DirectWorker {
   static constexpr std::size_t kBlocks = 64;
@@ -50,13 +59,8 @@ struct DirectWorker {
     return engine->mover().load_following(load, numbered_keys(numbers), blocks, patience);
   }
 
-  /// Whether so many blocks after the sealed ones are offered to this worker, within kHang.
   bool finds_offered(const Numbers& numbers, std::size_t count) {
-    const auto end = std::chrono::steady_clock::now() + kHang;
-    while (engine->lookup(numbers).value().offered != count) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-    }
-    return true;
+    return finds_offered_blocks(*engine, numbers, count);
   }
 
   /// Fills blocks anew, as the engine does once no job uses them.
