@@ -132,8 +132,9 @@ class Device {
   virtual Result<Event> record_event(Queue queue) = 0;
 
   /// Accepts a batch; one without copies completes once `after` is over. Errors: kBusy when its
-  /// queue is full, kGone when not attached, kInvalidArgument for a layout, a block or an offset
-  /// out of range, an unknown peer or one of a save, kInternal once the device is broken.
+  /// queue is full, which a reported batch has left, kGone when not attached, kInvalidArgument for
+  /// a layout, a block or an offset out of range, an unknown peer or one of a save, kInternal once
+  /// the device is broken.
   virtual Result<void> submit(Batch batch) = 0;
 
   /// Requests the early completion of a load, for devices that queue their work like the engine

@@ -532,6 +532,8 @@ class CudaDevice::Impl {
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(queued_, [&](const Queued& load) { return load.ticket == job.batch.ticket; });
+      // Before the report, whose receiver may submit the next batch at once.
+      if (!is_mark(job.batch)) --counts_[static_cast<std::size_t>(job.batch.direction)];
     }
     if (job.peer != nullptr && has_process_ended(job.peer->process())) {
       job.copied = 0;
@@ -545,7 +547,6 @@ class CudaDevice::Impl {
     }
     sink_(std::move(completion));  // Set while jobs_ is not 0.
     const std::lock_guard lock(mutex_);
-    if (!is_mark(job.batch)) --counts_[static_cast<std::size_t>(job.batch.direction)];
     if (--jobs_ == 0) idle_.notify_all();
   }
 
@@ -637,8 +638,8 @@ class CudaDevice::Impl {
   bool cancel_all_ = false;
   bool all_given_up_ = false;
   std::optional<Error> broken_;
-  std::size_t jobs_ = 0;                      ///< Accepted and not yet reported.
-  std::size_t counts_[kDirectionCount] = {};  ///< The same, by direction.
+  std::size_t jobs_ = 0;                      ///< Accepted, until the sink has returned.
+  std::size_t counts_[kDirectionCount] = {};  ///< With copies, until the report, by direction.
   std::list<Job> incoming_;
   std::vector<std::uint64_t> cancelled_;
   std::vector<Queued> queued_;

@@ -279,12 +279,13 @@ class HostDevice::Impl {
       completion.error = Error{Errc::kCancelled, fmt::format("cancelled after {} of {} pages",
                                                              job.issued, job.batch.copies.size())};
     }
+    // Before the report, whose receiver may submit the next batch at once.
+    --counts_[static_cast<std::size_t>(job.batch.direction)];
 
     lock.unlock();
     sink_(std::move(completion));  // Set while jobs_ is not 0.
     lock.lock();
 
-    --counts_[static_cast<std::size_t>(job.batch.direction)];
     if (--jobs_ == 0) idle_.notify_all();
   }
 
@@ -302,8 +303,8 @@ class HostDevice::Impl {
 
   bool attached_ = false;
   bool stopping_ = false;
-  std::size_t jobs_ = 0;        ///< Accepted and not yet reported.
-  std::size_t counts_[2] = {};  ///< The same, by direction.
+  std::size_t jobs_ = 0;        ///< Accepted, until the sink has returned.
+  std::size_t counts_[2] = {};  ///< Accepted, until they are reported, by direction.
   std::list<Job> queues_[2];    ///< By direction.
   std::list<Job> ended_;        ///< No longer copied, not yet reported.
   std::map<std::uint64_t, PeerReader> peers_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -271,6 +272,27 @@ TEST_SUITE("CudaDevice, with faults") {
     f.completions.wait_for(3);
     CHECK(f.device->submit(f.batch(5, Direction::kSave, {2})).has_value());
     f.completions.wait_for(4);
+  }
+
+  TEST_CASE("at the limit, the sink of a batch may submit the next one") {
+    CudaDevice::Options options = testing::small_options();
+    options.max_batches = 1;
+    SoftwareFixture s({}, options);
+    CudaFixture& f = s.f;
+    f.device->detach();
+    std::optional<Result<void>> next;
+    const auto collect = f.completions.sink();
+    REQUIRE(f.device->attach(f.memory.layout(), f.pool.bytes(), [&](Device::Completion&& done) {
+      if (!next) next = f.device->submit(f.batch(2, Direction::kSave, {1}));
+      collect(std::move(done));
+    }));
+
+    REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
+
+    f.completions.wait_for(1);
+    REQUIRE(next->has_value());
+    CHECK(f.completions.wait_for(2).back().copied == 1);
+    f.device->detach();
   }
 
   TEST_CASE("a pool that cannot be page-locked in all its ranges is page-locked in none") {

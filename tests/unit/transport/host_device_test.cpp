@@ -356,13 +356,14 @@ TEST_SUITE("HostDevice") {
     CHECK(fresh->attach(f.memory.layout(), {}, f.completions.sink()).error().code ==
           Errc::kInvalidArgument);
 
-    // At the limit: one batch is in the sink, and two are the limit of its direction.
+    // The sink has the first batch, and two more are the limit of its direction.
     f.completions.hold();
     REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
     f.completions.wait_for(1);
     REQUIRE(f.device->submit(f.batch(2, Direction::kSave, {0})));
-    CHECK(f.device->submit(f.batch(3, Direction::kSave, {0})).error().code == Errc::kBusy);
-    CHECK(f.device->submit(f.batch(4, Direction::kLoad, {0})));
+    CHECK(f.device->submit(f.batch(3, Direction::kSave, {0})));
+    CHECK(f.device->submit(f.batch(4, Direction::kSave, {0})).error().code == Errc::kBusy);
+    CHECK(f.device->submit(f.batch(5, Direction::kLoad, {0})));
     f.completions.release();
   }
 
