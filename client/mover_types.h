@@ -62,7 +62,9 @@ struct MoverOptions {
   std::string direct_group{};
   /// Bugs that a test plants to show that it detects them.
   struct Mistakes {
-    bool keeps_guards = false;  ///< A job's guard stays open after its report.
+    bool keeps_guards = false;         ///< A job's guard stays open after its report.
+    bool checks_guards_first = false;  ///< A read counts although its guards were closed meanwhile.
+    bool ready_at_once = false;        ///< Blocks are offered as final while the GPU computes them.
   } mistakes{};
   /// Describes the device to the server, for /instances and `pegaflow doctor`. Called on the
   /// private thread each time the pool is attached; if empty, the server shows the device as

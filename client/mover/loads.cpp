@@ -271,7 +271,8 @@ void Loads::go_on_following(const PartId& id) {
 std::size_t Loads::end_direct(LoadJob& job, LoadPart& part) {
   const std::uint64_t source = std::exchange(part.source, 0);
   // In any case, and before the pin is released: then the other engine may close them.
-  const std::size_t guarded = state_.sources.end(source, part.guards);
+  std::size_t guarded = state_.sources.end(source, part.guards);
+  if (state_.options.mistakes.checks_guards_first) guarded = part.copies.pages();
   const std::size_t good = std::min(guarded, part.copies.good_pages());
   job.direct_bytes += good * state_.kinds[part.kind].page_bytes;
   if (good == part.copies.pages()) return good;

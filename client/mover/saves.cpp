@@ -48,7 +48,7 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
                                  request.initBlocks(static_cast<unsigned>(job.blocks.size())));
     request.setGuard(job.guard->place);
     request.setGuardValue(job.guard->value);
-    request.setPending(job.after != Device::Event::kNow);
+    request.setPending(job.after != Device::Event::kNow && !state_.options.mistakes.ready_at_once);
   }
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);

@@ -24,8 +24,9 @@ struct GpuWorker {
   static constexpr std::size_t kBlocks = 64;
   static constexpr std::size_t kPage = 2 * 8 * 1024;
 
-  GpuWorker(const std::string& socket, const std::string& name, bool keeps_guards = false,
-            bool shares = true, std::uint64_t features = ~std::uint64_t{0})
+  GpuWorker(const std::string& socket, const std::string& name,
+            const Mover::Options::Mistakes& mistakes = {}, bool shares = true,
+            std::uint64_t features = ~std::uint64_t{0})
       : memory(engine_memory(2, kPage / 2, kBlocks)), cuda(std::make_shared<SoftwareCuda>(seed())) {
     for (const Segment& segment : memory.layout().segments()) {
       cuda->adopt(segment.base, kBlocks * segment.block_stride_bytes);
@@ -38,7 +39,7 @@ struct GpuWorker {
     REQUIRE(cuda->create_stream(0, stream) == cuda::kSuccess);
     Mover::Options mover = patient_mover();
     mover.direct_group = "pd";
-    mover.mistakes.keeps_guards = keeps_guards;
+    mover.mistakes = mistakes;
     mover.link.features = features;
     TestEngine::Options options;
     options.socket = socket;
@@ -102,8 +103,9 @@ void check_pool_load(TestEngine& prefill, TestEngine& decode, const Numbers& num
 }
 
 struct GpuPair {
-  explicit GpuPair(bool keeps_guards = false)
-      : prefill(server.socket(), "prefill", keeps_guards), decode(server.socket(), "decode") {}
+  explicit GpuPair(const Mover::Options::Mistakes& mistakes = {})
+      : prefill(server.socket(), "prefill", mistakes),
+        decode(server.socket(), "decode", mistakes) {}
 
   /// Reads a prompt directly, for which the memory of the prefill engine is mapped.
   void read_once(const Numbers& numbers) {
@@ -130,6 +132,54 @@ struct GpuPair {
   ServerProcess server;
   GpuWorker prefill;
   GpuWorker decode;
+};
+
+/// Prompts that one GPU computes and another one loads, in any order of events.
+class GpuRounds {
+ public:
+  explicit GpuRounds(const Mover::Options::Mistakes& mistakes = {}) : pair_(mistakes) {}
+
+  /// The blocks of one further prompt that were reported as loaded with other bytes.
+  std::size_t wrong_blocks() {
+    ++job_;
+    const std::size_t count = 1 + random_() % 10;
+    const Numbers numbers = numbers_from(next_, count);
+    next_ += count;
+    const Blocks from = blocks_from(static_cast<std::uint32_t>(random_() % 20), count);
+    const Blocks to = blocks_from(static_cast<std::uint32_t>(30 + random_() % 20), count);
+    GpuWorker& prefill = pair_.prefill;
+    GpuWorker& decode = pair_.decode;
+    decode.overwrite(to);
+    prefill.overwrite(from);
+    prefill.cuda->block(prefill.stream, true);
+    const bool loads_first = random_() % 2 == 0;
+    if (loads_first) REQUIRE(decode.follow(job_, numbers, to));
+    prefill.start_save(job_, numbers, from);
+    if (!loads_first) REQUIRE(decode.follow(job_, numbers, to));
+    if (random_() % 2 == 0) REQUIRE(decode.finds_offered(numbers, count));
+    if (random_() % 3 == 0) {
+      pair_.end_step(numbers, from);
+      prefill.cuda->resume();
+    } else {
+      prefill.fill(numbers, from);
+      prefill.cuda->block(prefill.stream, false);
+    }
+    const Mover::Finished saved = prefill.engine->next_finished();
+    prefill.overwrite(from);
+    CHECK(saved.blocks == count);
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    direct_ += loaded.direct_bytes / GpuWorker::kPage;
+    return decode.engine->wrong_blocks(numbers, to, loaded.failed_blocks);
+  }
+  [[nodiscard]] std::uint64_t direct() const noexcept { return direct_; }
+
+ private:
+  std::mt19937_64 random_{seed()};
+  GpuPair pair_;
+  std::uint64_t job_ = 0;
+  std::uint64_t next_ = 1;
+  std::uint64_t direct_ = 0;
 };
 
 TEST_SUITE("direct reads between GPUs") {
@@ -187,8 +237,8 @@ TEST_SUITE("direct reads between GPUs") {
     if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
     const Numbers numbers = numbers_from(1, 6);
     // The prefill engine waits two seconds for the reader, whose GPU does not get on.
-    const auto read_late = [&](bool keeps_guards) {
-      GpuPair f(keeps_guards);
+    const auto read_late = [&](const Mover::Options::Mistakes& mistakes) {
+      GpuPair f(mistakes);
       f.read_once(numbers_from(100, 2));
       f.prefill.cuda->block(f.prefill.stream, true);
       f.prefill.start_save(2, numbers, blocks_from(0, 6));
@@ -207,9 +257,10 @@ TEST_SUITE("direct reads between GPUs") {
       return std::pair(loaded.direct_bytes,
                        f.decode.engine->wrong_blocks(numbers, blocks_from(20, 6)));
     };
-    CHECK(read_late(false) == std::pair<std::uint64_t, std::size_t>(0, 0));
-    // A mistake in closing them would be seen by this test.
-    CHECK(read_late(true).second == 6);
+    CHECK(read_late({}) == std::pair<std::uint64_t, std::size_t>(0, 0));
+    // A mistake in closing or comparing them would be seen by this test.
+    CHECK(read_late({.keeps_guards = true}).second == 6);
+    CHECK(read_late({.checks_guards_first = true}).second == 6);
   }
 
   TEST_CASE("without shared memory, or with a server that lacks it, blocks come from the pool") {
@@ -220,8 +271,8 @@ TEST_SUITE("direct reads between GPUs") {
     SUBCASE("the prefill engine cannot share its memory") { prefill_shares = false; }
     SUBCASE("the decode engine cannot") { decode_shares = false; }
     SUBCASE("the server supports engines on CPUs only") { features = ~kFeaturePending; }
-    GpuWorker prefill(server.socket(), "prefill", false, prefill_shares, features);
-    GpuWorker decode(server.socket(), "decode", false, decode_shares, features);
+    GpuWorker prefill(server.socket(), "prefill", {}, prefill_shares, features);
+    GpuWorker decode(server.socket(), "decode", {}, decode_shares, features);
     for (std::uint64_t round = 1; round <= 3; ++round) {
       const Numbers numbers = numbers_from(round * 10, 6);
       prefill.fill(numbers, blocks_from(0, 6));
@@ -264,41 +315,23 @@ TEST_SUITE("direct reads between GPUs") {
   TEST_CASE("in any order of events, no load reports other bytes than those of its keys") {
     if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
     CAPTURE(seed());
-    std::mt19937_64 random(seed());
-    GpuPair f;
-    std::uint64_t direct = 0;
-    std::uint64_t next = 1;
-    for (std::uint64_t round = 1; round <= 200; ++round) {
+    GpuRounds rounds;
+    const std::size_t count = direct_rounds(200);
+    for (std::size_t round = 0; round < count; ++round) {
       CAPTURE(round);
-      const std::size_t count = 1 + random() % 10;
-      const Numbers numbers = numbers_from(next, count);
-      next += count;
-      const Blocks from = blocks_from(static_cast<std::uint32_t>(random() % 20), count);
-      const Blocks to = blocks_from(static_cast<std::uint32_t>(30 + random() % 20), count);
-      f.decode.overwrite(to);
-      f.prefill.overwrite(from);
-      f.prefill.cuda->block(f.prefill.stream, true);
-      const bool loads_first = random() % 2 == 0;
-      if (loads_first) REQUIRE(f.decode.follow(round, numbers, to));
-      f.prefill.start_save(round, numbers, from);
-      if (!loads_first) REQUIRE(f.decode.follow(round, numbers, to));
-      if (random() % 2 == 0) REQUIRE(f.decode.finds_offered(numbers, count));
-      if (random() % 3 == 0) {
-        f.end_step(numbers, from);
-        f.prefill.cuda->resume();
-      } else {
-        f.prefill.fill(numbers, from);
-        f.prefill.cuda->block(f.prefill.stream, false);
-      }
-      const Mover::Finished saved = f.prefill.engine->next_finished();
-      f.prefill.overwrite(from);
-      CHECK(saved.blocks == count);
-      const Mover::Finished loaded = f.decode.engine->next_finished();
-      REQUIRE_FALSE(loaded.error);
-      REQUIRE(f.decode.engine->wrong_blocks(numbers, to) == 0);
-      direct += loaded.direct_bytes / GpuWorker::kPage;
+      REQUIRE(rounds.wrong_blocks() == 0);
     }
-    CHECK(direct > 0);
+    MESSAGE(count, " prompts, ", rounds.direct(), " blocks were read directly");
+    CHECK(rounds.direct() > 0);
+  }
+
+  TEST_CASE("blocks that are announced before the GPU has computed them are detected") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    CAPTURE(seed());
+    GpuRounds rounds({.ready_at_once = true});
+    std::size_t wrong = 0;
+    for (int round = 0; round < 200 && wrong == 0; ++round) wrong = rounds.wrong_blocks();
+    CHECK(wrong != 0);
   }
 }
 

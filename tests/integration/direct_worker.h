@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,12 @@ inline Blocks blocks_from(std::uint32_t first, std::size_t count) {
   Blocks blocks(count);
   for (std::uint32_t& block : blocks) block = first++;
   return blocks;
+}
+
+/// PEGA_DIRECT_ROUNDS, the number of random rounds of each test, or this many.
+inline std::size_t direct_rounds(std::size_t usual) {
+  const char* const given = std::getenv("PEGA_DIRECT_ROUNDS");
+  return given != nullptr ? std::stoull(given) : usual;
 }
 
 /// Whether so many blocks after the sealed ones are offered to this engine, within kHang.
