@@ -527,6 +527,7 @@ std::vector<CacheService::InstanceInfo> CacheService::instances() const {
                             .is_connected = !rank.worker.is_none(),
                             .build = rank.build,
                             .process = rank.process,
+                            .connection = rank.worker,
                             .page_bytes = rank.page_bytes,
                             .block_count = rank.block_count,
                             .numa_node = rank.numa_node});

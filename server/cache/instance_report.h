@@ -14,6 +14,11 @@
 
 namespace pegaflow::server {
 
+/// The memory of a worker that others of its direct group may read.
+struct DirectInfo {
+  std::string group;
+  std::string lane;  ///< How they read it: "process_vm_readv" or "cuda".
+};
 /// A rank of an engine core.
 struct RankInfo {
   std::uint32_t rank = 0;
@@ -24,10 +29,12 @@ struct RankInfo {
   bool is_connected = false;
   std::string build;
   Id128 process;
+  Id128 connection{};                     ///< None while it is not connected.
   std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks.
   std::uint64_t block_count = 0;
   std::int32_t numa_node = -1;         ///< The NUMA node of its memory, as it reported.
   std::optional<EngineInfo> engine{};  ///< While it is connected and has described itself.
+  std::optional<DirectInfo> direct{};  ///< While its memory is registered for such reads.
 };
 /// A side of an engine that is configured to use the cache and does not.
 struct DeclinedInfo {

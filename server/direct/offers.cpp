@@ -35,6 +35,11 @@ void Offers::remove(const Id128& connection) {
   }
 }
 
+const OfferedMemory* Offers::memory_of(const Id128& connection) const {
+  const auto found = by_connection_.find(connection);
+  return found != by_connection_.end() ? &found->second->memory : nullptr;
+}
+
 bool Offers::has(SourceId source) const {
   return std::ranges::any_of(by_connection_,
                              [source](const auto& each) { return each.second->id == source; });
@@ -195,10 +200,8 @@ std::size_t Offers::count(std::span<const Id128> readers, engine::SpaceId space,
 Offers::Stats Offers::stats() const {
   Stats stats = counted_;
   stats.sources = by_connection_.size();
-  stats.gpu_sources =
-      static_cast<std::size_t>(std::ranges::count_if(by_connection_, [](const auto& each) {
-        return each.second->memory.segments.front().handle.has_value();
-      }));
+  stats.gpu_sources = static_cast<std::size_t>(std::ranges::count_if(
+      by_connection_, [](const auto& each) { return is_on_gpu(each.second->memory); }));
   stats.blocks = pages_.size();
   stats.reads = reads_.size();
   return stats;

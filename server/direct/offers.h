@@ -27,6 +27,11 @@ namespace pegaflow::server {
 /// The name of a worker's registration; never 0, and never used twice.
 enum class SourceId : std::uint64_t {};
 
+/// Whether other workers map this memory by CUDA IPC. Otherwise they read it by process_vm_readv.
+[[nodiscard]] inline bool is_on_gpu(const OfferedMemory& memory) {
+  return memory.segments.front().handle.has_value();
+}
+
 /// Which worker has which block in its own memory, from the reservation of a job until its end, and
 /// which workers read them.
 ///
@@ -65,6 +70,9 @@ class Offers {
     return found != by_connection_.end() && found->second->shard == shard &&
            found->second->memory == memory;
   }
+
+  /// The memory that the connection has registered; nullptr: none.
+  [[nodiscard]] const OfferedMemory* memory_of(const Id128& connection) const;
 
   /// Whether a worker has this registration now.
   [[nodiscard]] bool has(SourceId source) const;

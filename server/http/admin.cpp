@@ -55,7 +55,7 @@ void Admin::take(const AdminQuestion& question) {
       answer(question.ticket, snapshot());
       break;
     case AdminQuestion::Kind::kInstances:
-      answer(question.ticket, service_.instances());
+      answer(question.ticket, instances());
       break;
     case AdminQuestion::Kind::kCleanup:
       start_cleanup(question.ticket);
@@ -84,6 +84,19 @@ void Admin::answer(std::uint64_t ticket, AdminAnswer answer) {
   news.answer = std::move(answer);
   const bool sent = http_.publish(std::move(news));
   PEGA_ASSERT(sent, "the place of answer {} was reserved", ticket);
+}
+
+std::vector<InstanceInfo> Admin::instances() const {
+  std::vector<InstanceInfo> list = service_.instances();
+  for (InstanceInfo& instance : list) {
+    for (RankInfo& rank : instance.ranks) {
+      const OfferedMemory* const memory = direct_.offers().memory_of(rank.connection);
+      if (memory == nullptr) continue;
+      rank.direct = {.group = memory->group,
+                     .lane = is_on_gpu(*memory) ? "cuda" : "process_vm_readv"};
+    }
+  }
+  return list;
 }
 
 Snapshot Admin::snapshot() const {

@@ -47,6 +47,7 @@ class Admin final : private kj::TaskSet::ErrorHandler {
   void take(const AdminQuestion& question);
   void answer(std::uint64_t ticket, AdminAnswer answer);
   [[nodiscard]] Snapshot snapshot() const;
+  [[nodiscard]] std::vector<InstanceInfo> instances() const;
   void start_cleanup(std::uint64_t ticket);
   kj::Promise<void> await_cleanup();
   [[nodiscard]] OverwriteReport overwrite(std::uint64_t recent) const;

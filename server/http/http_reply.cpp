@@ -149,6 +149,9 @@ nlohmann::json to_json(const InstanceInfo& info) {
                      {"numa_node", rank.numa_node}});
     if (rank.cells != 0) ranks.back()["cells"] = rank.cells;
     if (!info.kinds.kinds.empty()) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
+    if (rank.direct) {
+      ranks.back()["direct"] = {{"group", rank.direct->group}, {"lane", rank.direct->lane}};
+    }
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {
       ranks.back()["device"] = rank.engine->device;

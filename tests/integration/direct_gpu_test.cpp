@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "capnp/wire/codec.h"
 #include "tests/integration/direct_worker.h"
@@ -100,6 +101,16 @@ void check_pool_load(TestEngine& prefill, TestEngine& decode, const Numbers& num
   CHECK_FALSE(loaded.error);
   CHECK(loaded.direct_bytes == 0);
   CHECK(decode.wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+}
+
+/// Group and lane of an instance's only rank in /instances; null: none.
+nlohmann::json lane_of(const ServerProcess& server, std::string_view name) {
+  const auto page = nlohmann::json::parse(server.get("/instances").body);
+  for (const auto& one : page.at("instances")) {
+    if (one.at("instance") != name) continue;
+    return one.at("ranks").at(0).value("direct", nlohmann::json());
+  }
+  return "no such instance";
 }
 
 struct GpuPair {
@@ -302,6 +313,11 @@ TEST_SUITE("direct reads between GPUs") {
     ServerProcess server;
     GpuWorker prefill(server.socket(), "prefill");
     DirectWorker decode(server.socket(), "decode");
+    DirectWorker other(server.socket(), "other", "");
+    CHECK(lane_of(server, "prefill") == nlohmann::json{{"group", "pd"}, {"lane", "cuda"}});
+    CHECK(lane_of(server, "decode") ==
+          nlohmann::json{{"group", "pd"}, {"lane", "process_vm_readv"}});
+    CHECK(lane_of(server, "other").is_null());
     const Numbers numbers = numbers_from(1, 6);
     prefill.fill(numbers, blocks_from(0, 6));
     prefill.cuda->block(prefill.stream, true);

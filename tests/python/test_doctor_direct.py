@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegaflow.cli.direct import check_direct
+from pegaflow.cli.direct import check_direct, check_partners
 from pegaflow.cli.finding import ADVICE, OK
 from pegaflow.cli.server_view import Samples
 
@@ -20,12 +20,12 @@ def found(tmp_path, scope: str | None, workers: int = 2, blocks: int = 0):
         yama = tmp_path / "sys/kernel/yama"
         yama.mkdir(parents=True)
         (yama / "ptrace_scope").write_text(f"{scope}\n")
-    return list(check_direct(page(workers, blocks), tmp_path))
+    return list(check_direct(page(workers, blocks), [], tmp_path))
 
 
 def test_without_a_direct_group_there_is_no_finding(tmp_path):
     assert found(tmp_path, "1", workers=0) == []
-    assert list(check_direct(Samples(""), tmp_path)) == []
+    assert list(check_direct(Samples(""), [], tmp_path)) == []
 
 
 @pytest.mark.parametrize("scope", [None, "0", "unreadable"])
@@ -51,3 +51,42 @@ def test_a_kernel_that_forbids_all_such_reads_is_advice(tmp_path):
     (finding,) = found(tmp_path, "3", blocks=1)
     assert finding.status == ADVICE
     assert "pegaflow.direct_group" in finding.fix
+
+
+def engine(
+    name: str, group: str = "pd", lane: str = "cuda", namespace: str = "n"
+) -> dict[str, object]:
+    direct = {"direct": {"group": group, "lane": lane}} if group else {}
+    ranks = [{"connected": True} | direct, {"connected": False}]
+    return {"instance": name, "connected": True, "namespace": namespace, "ranks": ranks}
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        [],
+        [engine("a", group="")],
+        [engine("a"), engine("b")],
+        [engine("a"), engine("b"), engine("c", group="x"), engine("d", group="x")],
+        [engine("a"), engine("b"), {"instance": "old", "ranks": [{"connected": True}]}],
+    ],
+)
+def test_engines_with_a_partner_or_without_a_group_are_no_finding(engines):
+    assert list(check_partners(engines)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "why", "fix"),
+    [
+        (engine("b", group="x"), "no other engine", '"pd"'),
+        (engine("b", group=""), "no other engine", '"pd"'),
+        (engine("b", lane="process_vm_readv"), "lane process_vm_readv", "CPUs and on GPUs"),
+        (engine("b", namespace="m"), "other namespaces", "factors"),
+        (engine("b") | {"connected": False}, "no other engine", '"pd"'),
+    ],
+)
+def test_an_engine_without_a_partner_is_advice_with_the_reason(other, why, fix):
+    finding = next(iter(check_partners([engine("a"), other])))
+    assert finding.status == ADVICE
+    assert finding.detail.startswith('a, direct group "pd", lane cuda: no partner')
+    assert why in finding.detail and fix in finding.fix

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pegaflow.cli.finding import ADVICE, OK, Finding
 from pegaflow.cli.server_view import Samples
@@ -11,8 +12,39 @@ from pegaflow.cli.server_view import Samples
 CHECK = "direct reads"
 
 
-def check_direct(samples: Samples, proc: Path = Path("/proc")) -> Iterator[Finding]:
+def check_partners(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Engines that have named a direct group, and that no other one of it can read."""
+    found: dict[str, tuple[str, str, str]] = {}  # by instance: group, lane, namespace
+    for engine in instances:
+        ranks = [rank for rank in engine.get("ranks", ()) if rank.get("connected")]
+        lanes = {(one["group"], one["lane"]) for rank in ranks if (one := rank.get("direct"))}
+        if engine.get("connected") and len(lanes) == 1:
+            found[engine["instance"]] = (*lanes.pop(), engine["namespace"])
+    for name, own in found.items():
+        others = [other for instance, other in found.items() if instance != name]
+        if own in others:
+            continue
+        group, lane, _ = own
+        mates = [other for other in others if other[0] == group]
+        if not mates:
+            why = "no other engine of this server has named it"
+            fix = f'set pegaflow.direct_group to "{group}" for its partner, or remove it here'
+        elif all(other[1] != lane for other in mates):
+            why = f"the other engines in it have the lane {mates[0][1]}"
+            fix = "engines on CPUs and on GPUs cannot read each other"
+        else:
+            why = "the other engines in it have other namespaces"
+            fix = "compare `factors` of the instances; /instances has them"
+        yield Finding(
+            CHECK, ADVICE, f'{name}, direct group "{group}", lane {lane}: no partner, {why}', fix
+        )
+
+
+def check_direct(
+    samples: Samples, instances: Sequence[Mapping[str, Any]], proc: Path = Path("/proc")
+) -> Iterator[Finding]:
     """No finding unless engines have named a direct group."""
+    yield from check_partners(instances)
     workers = int(samples.get("pegaflow_direct_workers"))
     if workers == 0:
         return

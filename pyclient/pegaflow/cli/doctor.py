@@ -104,7 +104,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
-        yield from direct.check_direct(samples)
+        yield from direct.check_direct(samples, instances)
         yield from routers.check_routers(server, instances)
 
 
