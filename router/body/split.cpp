@@ -53,9 +53,9 @@ std::string_view to_string(Handover what) noexcept {
 Result<Flow> parse_flow(std::string_view name) {
   if (name == "store") return Flow::kStore;
   if (name == "kv-params") return Flow::kKvParams;
-  if (name == "auto") return Flow::kAuto;
+  if (name == "auto" || name == kDirectFlow) return Flow::kAuto;
   return fail(Errc::kInvalidArgument,
-              "unknown flow \"{}\"; the flows are store, auto and kv-params", name);
+              "unknown flow \"{}\"; the flows are store, auto, direct and kv-params", name);
 }
 
 Prefill decide(const std::vector<JsonMember>& members, bool is_anthropic,

@@ -59,6 +59,8 @@ std::string_view to_string(Handover what) noexcept;
 /// Whether the engines share PegaFlow's cache.
 constexpr bool uses_store(Flow flow) noexcept { return flow != Flow::kKvParams; }
 
+/// --flow direct: kAuto, and the router reports engines that no other one reads.
+inline constexpr std::string_view kDirectFlow = "direct";
 /// Errors: kInvalidArgument that names the flows.
 Result<Flow> parse_flow(std::string_view name);
 

@@ -86,7 +86,9 @@ void RouterOptions::declare(OptionTable& table) {
   table.text("flow", flow,
              "How the decode engine receives the prefill. store: through PegaFlow's cache, which "
              "the engines share. auto: the same, and streamed requests are sent to both engines at "
-             "once where the connectors allow it. kv-params: by the prefill engine's "
+             "once where the connectors allow it. direct: the same as auto, and the router reports "
+             "engines that cannot read the memory of another one (pegaflow.direct_group); it needs "
+             "--servers. kv-params: by the prefill engine's "
              "kv_transfer_params, for "
              "connectors like vLLM's NIXL connector.");
   table.text(
@@ -315,6 +317,11 @@ Result<EngineList> RouterOptions::engines() const {
 Result<std::vector<EngineUrl>> RouterOptions::server_urls() const {
   if (servers.empty() && !instances.empty()) {
     return fail(Errc::kInvalidArgument, "--instances needs --servers");
+  }
+  if (servers.empty() && flow == kDirectFlow) {
+    return fail(Errc::kInvalidArgument,
+                "--flow direct needs --servers, which tell the engines that can read each other's "
+                "memory; without them use --flow auto");
   }
   std::vector<EngineUrl> urls;
   for (const std::string& text : servers) {

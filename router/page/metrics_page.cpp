@@ -65,6 +65,11 @@ void compared(MetricsPage& page, const NamespaceView& namespaces) {
   for (const NamespaceView::Server& each : namespaces.servers) {
     page.sample(each.is_up ? 1 : 0, {{"server", each.url}});
   }
+  if (!namespaces.shows_direct()) return;
+  page.gauge("direct_engines", "Connected engines with another one whose memory they can read",
+             namespaces.direct.paired);
+  page.gauge("direct_engines_alone", "Connected engines without such another one",
+             namespaces.direct.alone.size());
 }
 
 void requests(MetricsPage& page, const Metrics& metrics) {

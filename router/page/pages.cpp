@@ -142,6 +142,7 @@ HealthPage health_page(const Fleet& fleet, const NamespaceView& namespaces, cons
   }
   std::string rest =
       namespaces.is_watched ? ",\n\"namespaces\":" + namespaces.json() : std::string();
+  if (namespaces.shows_direct()) rest += ",\n\"direct\":" + namespaces.direct.json();
   if (kv != nullptr) rest += ",\n\"kv_aware\":" + kv_health(*kv, now);
   page.text = fmt::format("{{\"status\":\"{}\",\"engines\":[{}\n]{}}}\n",
                           is_draining        ? "draining"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -28,6 +29,27 @@ Result<std::vector<JsonMember>> object_of(std::string_view text) {
   auto members = read_members(text);
   if (!members) return fail(Errc::kCorrupt, "{}", members.error().detail);
   return members;
+}
+
+/// The memory that all connected ranks of an instance have alike. Older servers report none.
+Result<std::optional<DirectMemory>> direct_of(const std::vector<JsonMember>& instance) {
+  if (find_member(instance, "ranks") == nullptr) return std::nullopt;
+  PEGA_TRY_LET(const auto ranks, elements_of(instance, "ranks"));
+  std::optional<DirectMemory> all;
+  bool is_first = true;
+  for (const std::string_view element : ranks) {
+    PEGA_TRY_LET(const auto rank, object_of(element));
+    const JsonMember* const connected = find_member(rank, "connected");
+    if (connected == nullptr || connected->value != "true") continue;
+    std::optional<DirectMemory> one;
+    if (const JsonMember* const direct = find_member(rank, "direct")) {
+      PEGA_TRY_LET(const auto fields, object_of(direct->value));
+      one = DirectMemory{text_of(fields, "group"), text_of(fields, "lane")};
+    }
+    if (std::exchange(is_first, false)) all = one;
+    if (all != one) return std::nullopt;
+  }
+  return all;
 }
 
 const std::string* value_of(const InstanceNamespace& instance, std::string_view factor) {
@@ -82,12 +104,13 @@ Result<std::vector<InstanceNamespace>> read_instances(std::string_view answer) {
     PEGA_TRY_LET(const auto members, object_of(element));
     const JsonMember* const connected = find_member(members, "connected");
     if (connected == nullptr || connected->value != "true") continue;
-    InstanceNamespace one{text_of(members, "instance"), text_of(members, "namespace"), {}};
+    InstanceNamespace one{text_of(members, "instance"), text_of(members, "namespace"), {}, {}};
     PEGA_TRY_LET(const auto factors, elements_of(members, "factors"));
     for (const std::string_view factor : factors) {
       PEGA_TRY_LET(const auto fields, object_of(factor));
       one.factors.emplace_back(text_of(fields, "name"), text_of(fields, "value"));
     }
+    PEGA_TRY_LET(one.direct, direct_of(members));
     found.push_back(std::move(one));
   }
   return found;

@@ -6,19 +6,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "router/routing/direct_report.h"
+#include "router/routing/instance_namespace.h"
 
 namespace pegaflow::router {
-
-/// One connected engine core, as its pegaflow-server lists it.
-struct InstanceNamespace {
-  std::string instance;
-  std::string hash;
-  std::vector<std::pair<std::string, std::string>> factors;  ///< Name and value.
-};
 
 /// The connected instances of a response to GET /instances.
 /// Errors: kCorrupt for an invalid list.
@@ -58,11 +52,17 @@ struct NamespaceView {
   bool is_watched = false;  ///< --servers is set.
   std::vector<Server> servers;
   NamespaceReport report;
+  bool wants_direct = false;  ///< --flow direct.
+  DirectReport direct{};
 
   /// Whether every server responds and all engines share one namespace.
   [[nodiscard]] bool is_good() const;
   /// A JSON object for /health.
   [[nodiscard]] std::string json() const;
+  /// Whether pages show `direct`.
+  [[nodiscard]] bool shows_direct() const {
+    return is_watched && (wants_direct || direct.has_groups);
+  }
 };
 
 }  // namespace pegaflow::router

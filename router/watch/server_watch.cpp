@@ -8,6 +8,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "router/body/split.h"
 #include "router/http/log.h"
 #include "router/upstream/upstream.h"
 
@@ -35,6 +36,7 @@ ServerWatch::ServerWatch(Shared& shared, const std::vector<EngineUrl>& servers)
   list.by_role[0] = servers;
   names_.set(std::move(list));
   shared_.namespaces.is_watched = !servers.empty();
+  shared_.namespaces.wants_direct = shared.options.flow == kDirectFlow;
   use_servers();
 }
 
@@ -97,6 +99,7 @@ asio::awaitable<void> ServerWatch::ask(std::shared_ptr<Server> server) {
 void ServerWatch::compare() {
   const std::vector<std::string>& prefixes = shared_.options.instances;
   std::vector<InstanceNamespace> all;
+  std::vector<ServedInstance> served;
   NamespaceView& view = shared_.namespaces;
   view.servers.clear();
   for (const auto& [url, server] : servers_) {
@@ -106,9 +109,12 @@ void ServerWatch::compare() {
                           std::any_of(prefixes.begin(), prefixes.end(), [&](const auto& prefix) {
                             return each.instance.compare(0, prefix.size(), prefix) == 0;
                           });
-      if (counts) all.push_back(each);
+      if (!counts) continue;
+      all.push_back(each);
+      served.push_back({url, &each});
     }
   }
+  pair(served);
   view.report = compare_namespaces(all);
   std::string text = view.report.text();
   if (text == last_text_) return;
@@ -118,6 +124,26 @@ void ServerWatch::compare() {
     g_log.warn("engines do not share one namespace and find nothing of each other: {}", text);
   }
   last_text_ = std::move(text);
+}
+
+void ServerWatch::pair(std::span<const ServedInstance> instances) {
+  NamespaceView& view = shared_.namespaces;
+  view.direct = pair_engines(instances);
+  const bool all_answered =
+      std::ranges::all_of(servers_, [](const auto& each) { return each.second->was_asked; });
+  if (!view.wants_direct || instances.empty() || !all_answered) return;
+  std::string text = view.direct.text();
+  if (has_direct_text_ && text == last_direct_text_) return;
+  if (text.empty()) {
+    g_log.info("every engine has one whose memory it can read instances={}", instances.size());
+  } else {
+    g_log.warn(
+        "--flow direct: engines without another one whose memory they can read load from the "
+        "pool: {}",
+        text);
+  }
+  has_direct_text_ = true;
+  last_direct_text_ = std::move(text);
 }
 
 asio::awaitable<void> ServerWatch::run() {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,12 +39,15 @@ class ServerWatch {
   boost::asio::awaitable<void> ask(std::shared_ptr<Server> server);
   void use_servers();
   void compare();
+  void pair(std::span<const ServedInstance> instances);
 
   Shared& shared_;
   boost::asio::steady_timer timer_;
   EngineNames names_;
   std::map<std::string, std::shared_ptr<Server>> servers_;  ///< By URL.
   std::string last_text_;
+  std::string last_direct_text_;
+  bool has_direct_text_ = false;
   bool stopped_ = false;
 };
 

@@ -50,6 +50,7 @@ class Options(unittest.TestCase):
             (["--engines-file", "/nowhere"], "cannot be read"),
             (["--decode", "http://a:1", "--decode-policy", "best"], "--decode-policy: unknown"),
             (["--decode", "http://a:1", "--flow", "best"], "--flow: unknown flow"),
+            (["--decode", "http://a:1", "--flow", "direct"], "--flow direct needs --servers"),
             (["--decode", "http://a:1", "--log-level", "best"], "--log-level: "),
             (["--decode", "http://a:1", "--pass", "x"], "--pass: "),
             (["--decode", "http://a:1", "--pass", "/x?y"], '--pass: "/x?y" has a query'),

@@ -114,6 +114,31 @@ TEST_SUITE("pages") {
           "degraded");
   }
 
+  TEST_CASE("pages show direct reads where an engine has a group, or where they are wanted") {
+    const SteadyClock clock;
+    Fleet fleet({},
+                {std::move(make_policy("least-load", 1).value()),
+                 std::move(make_policy("least-load", 1).value())},
+                clock);
+    fleet.set(EngineList::parse("decode http://d:1").value());
+    NamespaceView view{true, {{"http://s:1", true}}, {}};
+    const auto health = [&] {
+      return json::parse(health_page(fleet, view, nullptr, false, {}).text);
+    };
+    CHECK_FALSE(health().contains("direct"));
+    CHECK(metrics_page({}, fleet, view, nullptr, {}).find("direct_engines") == std::string::npos);
+    view.wants_direct = true;
+    CHECK(health().contains("direct"));
+    view.wants_direct = false;
+    view.direct = {.paired = 2, .alone = {{"e", "http://s:1", "alone"}}, .has_groups = true};
+    CHECK(health()["direct"]["paired"] == 2);
+    CHECK(health()["direct"]["alone"][0]["instance"] == "e");
+    CHECK(health()["status"] == "ok");  // Its requests are answered from the pool.
+    const std::string text = metrics_page({}, fleet, view, nullptr, {});
+    CHECK(text.find("pegaflow_router_direct_engines 2\n") != std::string::npos);
+    CHECK(text.find("pegaflow_router_direct_engines_alone 1\n") != std::string::npos);
+  }
+
   TEST_CASE("a model that no engine serves is rejected as vLLM rejects it") {
     const std::string answer = unknown_model_response("a\"b", false, "X: y\r\n", true);
     CHECK(answer.starts_with("HTTP/1.1 404 Not Found\r\n"));
