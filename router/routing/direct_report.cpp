@@ -1,6 +1,8 @@
 #include "router/routing/direct_report.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -11,36 +13,49 @@ namespace {
 
 constexpr std::size_t kShown = 8;
 
+/// The instances of a server in one direct group, by server and group.
+using Groups =
+    std::map<std::pair<std::string_view, std::string_view>, std::vector<const InstanceNamespace*>>;
+
+Groups groups_of(std::span<const ServedInstance> instances) {
+  Groups groups;
+  for (const auto& [server, instance] : instances) {
+    if (!instance->direct) continue;
+    groups[{server, instance->direct->group}].push_back(instance);
+  }
+  return groups;
+}
+
 /// Why an instance has no partner; empty: it has one.
-std::string why_alone(const ServedInstance& one, std::span<const ServedInstance> instances) {
+std::string why_alone(const ServedInstance& one, const Groups& groups) {
   const InstanceNamespace& own = *one.instance;
   if (!own.direct) {
     return "its workers have registered no memory: pegaflow.direct_group is not set, or their logs "
            "have the reason";
   }
-  std::size_t neighbors = 0;
-  std::string other_lane;
-  for (const ServedInstance& each : instances) {
-    const InstanceNamespace& other = *each.instance;
-    if (&other == &own || each.server != one.server || !other.direct) continue;
-    if (other.direct->group != own.direct->group) continue;
-    ++neighbors;
-    if (other.direct->lane != own.direct->lane) {
-      other_lane = other.direct->lane;
-    } else if (other.hash == own.hash) {
-      return {};
-    }
-  }
   const std::string& group = own.direct->group;
-  if (neighbors == 0) {
+  const std::vector<const InstanceNamespace*>& members = groups.at({one.server, group});
+  if (members.size() == 1) {
     return fmt::format("no other engine of its server is in the direct group \"{}\"", group);
   }
-  if (!other_lane.empty()) {
-    return fmt::format(
-        "the direct group \"{}\" has no other engine with the lane {}, and one with {}", group,
-        own.direct->lane, other_lane);
+  std::string_view other_lane;
+  bool has_same_lane = false;
+  for (const InstanceNamespace* const other : members) {
+    if (other == &own) continue;
+    if (other->direct->lane != own.direct->lane) {
+      other_lane = other->direct->lane;
+    } else if (other->hash == own.hash) {
+      return {};
+    } else {
+      has_same_lane = true;
+    }
   }
-  return fmt::format("the other engines of the direct group \"{}\" have other namespaces", group);
+  if (has_same_lane) {
+    return fmt::format("the other engines of the direct group \"{}\" have other namespaces", group);
+  }
+  return fmt::format(
+      "the direct group \"{}\" has no other engine with the lane {}, and one with {}", group,
+      own.direct->lane, other_lane);
 }
 
 }  // namespace
@@ -66,10 +81,11 @@ std::string DirectReport::json() const {
 }
 
 DirectReport pair_engines(std::span<const ServedInstance> instances) {
+  const Groups groups = groups_of(instances);
   DirectReport report;
+  report.has_groups = !groups.empty();
   for (const ServedInstance& one : instances) {
-    report.has_groups = report.has_groups || one.instance->direct.has_value();
-    std::string why = why_alone(one, instances);
+    std::string why = why_alone(one, groups);
     if (why.empty()) {
       ++report.paired;
     } else {

@@ -110,6 +110,8 @@ TEST_SUITE("engines that read each other") {
     REQUIRE(report.alone.size() == 2);
     CHECK(report.alone[0].instance == "g");
     CHECK(report.alone[1].instance == "o");
+    CHECK(report.alone[1].why ==
+          "the other engines of the direct group \"pd\" have other namespaces");
   }
 
   TEST_CASE("a line of the log names the first engines only") {
