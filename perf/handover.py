@@ -196,10 +196,26 @@ def figure(tokens: int, samples: dict[str, list[Sample]]) -> Figure:
     )
 
 
-def direct_figure(tokens: int, arm: str, samples: dict[str, list[Sample]]) -> Figure:
-    """The time that a decode engine which reads directly adds to the prefill alone."""
-    alone = statistics.median(one.ttft_s for one in samples["alone"])
-    added = {name: [(one.ttft_s - alone) * 1e3 for one in samples[name]] for name in (arm, "early")}
+def direct_figure(tokens: int, arm: str, samples: dict[str, list[Sample]]) -> Figure | None:
+    """
+    The time that a decode engine which reads directly adds to the prefill alone, in each round.
+    None when one that loads from the pool adds nothing: then the prefill varies by more than that.
+    """
+    added = {
+        name: [
+            (one.ttft_s - alone.ttft_s) * 1e3
+            for one, alone in zip(samples[name], samples["alone"], strict=True)
+        ]
+        for name in (arm, "early")
+    }
+    saved = [early - direct for early, direct in zip(added["early"], added[arm], strict=True)]
+    note(
+        f"{tokens} tokens, {arm}: through the pool - directly, of a round: median "
+        f"{statistics.median(saved):.1f} ms ({min(saved):.1f} to {max(saved):.1f})"
+    )
+    if statistics.median(added["early"]) <= 0:
+        note(f"{tokens} tokens: the prefill alone varies by more than is added to it: no ratio")
+        return None
     return Figure(
         run="direct reads: added to the prefill",
         params={"tokens": tokens},
@@ -259,11 +275,9 @@ def main() -> int:
                 if rig.handovers("early", "early") - early != options.rounds:
                     raise AssertionError("a request was not sent to both engines at once")
                 figures.append(figure(tokens, samples))
-                figures += [
-                    direct_figure(tokens, arm, samples)
-                    for arm in options.beside
-                    if arm.startswith(DIRECT)
-                ]
+                direct = [arm for arm in options.beside if arm.startswith(DIRECT)]
+                made = [direct_figure(tokens, arm, samples) for arm in direct]
+                figures += [one for one in made if one is not None]
     except Exception:
         note(f"the logs are in {directory}")
         raise
