@@ -50,6 +50,7 @@ from demo.sglang_stage import SglangStage
 from demo.ssd_stage import SsdStage
 from demo.stage import Late, Stage
 from demo.subjects import DRAFTS, MODELS
+from tests.support.memory_reads import why_forbidden
 from tests.support.network import Network, NoNetwork
 from tests.support.vllm_server import REPOSITORY, ChildFailed
 
@@ -249,6 +250,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
     if options.direct and (not options.pd or options.nodes):
         parser.error("--direct needs --pd, on one node")
+    if options.direct and (why := why_forbidden()):
+        parser.error(f"--direct: {why}")
     if options.directory and options.nodes != len(NAMES):
         parser.error(f"--directory needs --nodes {len(NAMES)}")
     if options.model and options.draft:

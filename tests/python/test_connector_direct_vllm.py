@@ -14,6 +14,7 @@ from demo.client import complete, post
 from demo.stage import LONG_DEADLINES, SMALL, wait_until
 from demo.streams import Stream
 from tests.python.conftest import server_binary
+from tests.support.memory_reads import why_forbidden
 from tests.support.vllm_server import (
     PegaServer,
     RouterServer,
@@ -21,6 +22,8 @@ from tests.support.vllm_server import (
     VllmServer,
     ensure_model,
 )
+
+pytestmark = pytest.mark.skipif(bool(why_forbidden()), reason=why_forbidden())
 
 BUILD = Path(os.environ["PEGA_BUILD_DIR"])
 OUTPUT = 24

@@ -7,6 +7,7 @@ import pytest
 from pegaflow.cli.direct import check_direct, check_partners
 from pegaflow.cli.finding import ADVICE, OK
 from pegaflow.cli.server_view import Samples
+from tests.support.memory_reads import why_forbidden
 
 
 def page(workers: int, blocks: int) -> Samples:
@@ -15,11 +16,15 @@ def page(workers: int, blocks: int) -> Samples:
     )
 
 
+def write_scope(proc, scope: str) -> None:
+    yama = proc / "sys/kernel/yama"
+    yama.mkdir(parents=True)
+    (yama / "ptrace_scope").write_text(f"{scope}\n")
+
+
 def found(tmp_path, scope: str | None, workers: int = 2, blocks: int = 0):
     if scope is not None:
-        yama = tmp_path / "sys/kernel/yama"
-        yama.mkdir(parents=True)
-        (yama / "ptrace_scope").write_text(f"{scope}\n")
+        write_scope(tmp_path, scope)
     return list(check_direct(page(workers, blocks), [], tmp_path))
 
 
@@ -90,3 +95,28 @@ def test_an_engine_without_a_partner_is_advice_with_the_reason(other, why, fix):
     assert finding.status == ADVICE
     assert finding.detail.startswith('a, direct group "pd", lane cuda: no partner')
     assert why in finding.detail and fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "fix"),
+    [
+        ("0", "0000000000000000", ""),
+        ("1", "000001ffffffffff", ""),
+        ("2", "0000000000080000", ""),
+        ("1", "0000000000000000", "run as root"),
+        ("2", "000001fffff7ffff", "run as root"),
+        ("3", "000001ffffffffff", "boot with another"),
+    ],
+)
+def test_the_demo_and_tests_say_why_engines_cannot_read_each_other(
+    tmp_path, scope, capabilities, fix
+):
+    write_scope(tmp_path, scope)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
+    why = why_forbidden(tmp_path)
+    assert fix in why if fix else why == ""
+
+
+def test_a_kernel_without_yama_forbids_nothing(tmp_path):
+    assert why_forbidden(tmp_path) == ""
