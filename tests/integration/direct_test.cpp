@@ -62,26 +62,6 @@ struct Pair {
   DirectWorker decode;
 };
 
-/// One end of a pipe in each process.
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
-    read = UniqueFd(ends[0]);
-    write = UniqueFd(ends[1]);
-  }
-  void send() const {
-    if (::write(write.get(), "x", 1) != 1) throw std::runtime_error("the pipe is broken");
-  }
-  /// False at its end.
-  [[nodiscard]] bool receive() const {
-    char byte = 0;
-    return ::read(read.get(), &byte, 1) == 1;
-  }
-  UniqueFd read;
-  UniqueFd write;
-};
-
 TEST_SUITE("direct reads") {
   TEST_CASE("an engine loads blocks while another one saves them") {
     Pair f;

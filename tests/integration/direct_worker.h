@@ -6,10 +6,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/os/unique_fd.h"
 #include "tests/support/slow_device.h"
 #include "tests/support/test_engine.h"
 
@@ -38,6 +43,26 @@ inline bool finds_offered_blocks(TestEngine& engine, const Numbers& numbers, std
   }
   return true;
 }
+
+/// One end of a pipe in each process.
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+    read = UniqueFd(ends[0]);
+    write = UniqueFd(ends[1]);
+  }
+  void send() const {
+    if (::write(write.get(), "x", 1) != 1) throw std::runtime_error("the pipe is broken");
+  }
+  /// False at its end.
+  [[nodiscard]] bool receive() const {
+    char byte = 0;
+    return ::read(read.get(), &byte, 1) == 1;
+  }
+  UniqueFd read;
+  UniqueFd write;
+};
 
 /// An engine of one worker with a device that follows the test's commands.
 struct DirectWorker {

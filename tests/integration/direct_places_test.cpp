@@ -1,0 +1,123 @@
+// Engines of pods: which of them read each other, by the PID namespaces that they are in.
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tests/integration/direct_worker.h"
+#include "tests/support/forked.h"
+#include "tests/support/server_process.h"
+#include "tests/support/skip.h"
+
+namespace pegaflow::testing {
+namespace {
+
+constexpr std::size_t kCount = 12;
+
+const Numbers& numbers() {
+  static const Numbers kNumbers = numbers_from(1, kCount);
+  return kNumbers;
+}
+
+/// A /proc of this process's PID namespace, as a container has.
+void mount_own_proc() {
+  const bool is_mounted = ::unshare(CLONE_NEWNS) == 0 &&
+                          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                          ::mount("proc", "/proc", "proc", 0, nullptr) == 0;
+  if (!is_mounted) throw std::runtime_error("/proc could not be mounted");
+}
+
+/// The prefill engine of a process: a save begins, and ends when the pipe receives something.
+void save_until(const Pipe& release, const std::string& socket) {
+  auto* const worker = new DirectWorker(socket, "prefill");  // Lives as long as the process.
+  worker->device.hold();
+  if (!worker->engine->start_save(1, numbers(), blocks_from(3, kCount))) {
+    throw std::runtime_error("the save was rejected");
+  }
+  std::thread([worker, &release] {
+    if (release.receive()) worker->device.allow_all();
+  }).detach();
+}
+
+/// The decode engine of a process follows that save, which ends once its blocks were found in the
+/// other engine. Throws unless all blocks are right and so many were read directly.
+void load(const Pipe& release, const ServerProcess& server, std::size_t direct) {
+  auto* const worker = new DirectWorker(server.socket(), "decode");
+  if (!worker->finds_offered(numbers(), kCount)) throw std::runtime_error("no block is offered");
+  if (!worker->follow(1, numbers(), blocks_from(20, kCount))) {
+    throw std::runtime_error("the load was rejected");
+  }
+  if (direct == 0) {
+    if (!server.metric_becomes("pegaflow_direct_reads_total", 1)) {
+      throw std::runtime_error("the server has not answered with the other engine's blocks");
+    }
+    release.send();
+  }
+  const Mover::Finished loaded = worker->engine->next_finished();
+  if (loaded.error) throw std::runtime_error(to_string(*loaded.error));
+  if (loaded.direct_bytes != direct * DirectWorker::kPage) {
+    throw std::runtime_error(fmt::format("{} bytes were read directly", loaded.direct_bytes));
+  }
+  if (worker->engine->wrong_blocks(numbers(), blocks_from(20, kCount)) != 0) {
+    throw std::runtime_error("wrong bytes");
+  }
+}
+
+void require_namespaces() {
+  if (!may_make_pid_namespaces()) PEGA_SKIP("this user may not make a PID namespace");
+}
+
+TEST_SUITE("direct reads between containers") {
+  TEST_CASE("engines that share a PID namespace read each other, wherever their server is") {
+    require_namespaces();
+    ServerProcess server;
+    const Pipe release;
+    const Forked pod(
+        [&] {
+          mount_own_proc();
+          const Forked prefill([&] { save_until(release, server.socket()); });
+          load(release, server, kCount);
+        },
+        {.new_pid_namespace = true});
+    CHECK(server.metric("pegaflow_direct_read_blocks_total") == kCount);
+  }
+
+  TEST_CASE("an engine of the host's PID namespace reads one of another namespace") {
+    require_namespaces();
+    ServerProcess server;
+    const Pipe release;
+    const Forked pod(
+        [&] {
+          mount_own_proc();
+          save_until(release, server.socket());
+        },
+        {.new_pid_namespace = true});
+    const Forked decode([&] { load(release, server, kCount); });
+  }
+
+  TEST_CASE("engines with PID namespaces of their own load from the pool") {
+    require_namespaces();
+    ServerProcess server;
+    const Pipe release;
+    const auto in_pod = [](const std::function<void()>& body) {
+      return [body] {
+        mount_own_proc();
+        body();
+      };
+    };
+    const Forked prefill(in_pod([&] { save_until(release, server.socket()); }),
+                         {.new_pid_namespace = true});
+    const Forked decode(in_pod([&] { load(release, server, 0); }), {.new_pid_namespace = true});
+    CHECK(server.metric("pegaflow_direct_reads_total") == 1);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
