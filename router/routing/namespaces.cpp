@@ -42,9 +42,11 @@ Result<std::optional<DirectMemory>> direct_of(const std::vector<JsonMember>& ins
     const JsonMember* const connected = find_member(rank, "connected");
     if (connected == nullptr || connected->value != "true") continue;
     std::optional<DirectMemory> one;
-    if (const JsonMember* const direct = find_member(rank, "direct")) {
+    const JsonMember* const direct = find_member(rank, "direct");
+    if (direct != nullptr && direct->value != "null") {
       PEGA_TRY_LET(const auto fields, object_of(direct->value));
       one = DirectMemory{text_of(fields, "group"), text_of(fields, "lane")};
+      if (one->group.empty()) return fail(Errc::kCorrupt, "a direct group has no name");
     }
     if (std::exchange(is_first, false)) all = one;
     if (all != one) return std::nullopt;

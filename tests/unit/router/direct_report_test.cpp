@@ -1,5 +1,9 @@
 #include "router/routing/direct_report.h"
 
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -46,11 +50,15 @@ TEST_SUITE("engines that read each other") {
     CHECK_FALSE(direct_of("[" + host + "," + none + "]"));
     CHECK_FALSE(direct_of("[" + none + "," + host + "]"));
     CHECK_FALSE(direct_of("[]"));
-    CHECK(
-        read_instances(
-            R"({"instances":[{"connected":true,"factors":[],"ranks":[{"connected":true,"direct":1}]}]})")
-            .error()
-            .code == Errc::kCorrupt);
+    CHECK_FALSE(direct_of(R"([{"connected":true,"direct":null}])"));
+    for (const char* const bad : {"1", "[]", "{}", R"({"group":"","lane":"cuda"})"}) {
+      CAPTURE(bad);
+      const auto found = read_instances(
+          R"({"instances":[{"connected":true,"factors":[],"ranks":[{"connected":true,"direct":)" +
+          std::string(bad) + "}]}]}");
+      REQUIRE_FALSE(found);
+      CHECK(found.error().code == Errc::kCorrupt);
+    }
   }
 
   TEST_CASE("two engines of one server with the same group, lane and namespace are partners") {
