@@ -36,13 +36,9 @@ void mount_own_proc() {
 
 /// The prefill engine of a process: a save begins, and ends when the pipe receives something.
 void save_until(const Pipe& release, const std::string& socket) {
-  auto* const worker = new DirectWorker(socket, "prefill");  // Lives as long as the process.
-  worker->device.hold();
-  if (!worker->engine->start_save(1, numbers(), blocks_from(3, kCount))) {
-    throw std::runtime_error("the save was rejected");
-  }
-  std::thread([worker, &release] {
-    if (release.receive()) worker->device.allow_all();
+  DirectWorker& worker = save_held(socket, numbers(), blocks_from(3, kCount));
+  std::thread([&worker, &release] {
+    if (release.receive()) worker.device.allow_all();
   }).detach();
 }
 

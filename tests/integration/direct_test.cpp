@@ -95,13 +95,7 @@ TEST_SUITE("direct reads") {
   TEST_CASE("an engine in another process is read by a device of host memory") {
     ServerProcess server;
     const Numbers numbers = numbers_from(1, 40);
-    const Forked prefill([&] {
-      auto* const worker = new DirectWorker(server.socket(), "prefill");  // As long as the process.
-      worker->device.hold();
-      if (!worker->engine->start_save(1, numbers, blocks_from(10, 40))) {
-        throw std::runtime_error("the save was rejected");
-      }
-    });
+    const Forked prefill([&] { save_held(server.socket(), numbers, blocks_from(10, 40)); });
     EngineMemory memory = engine_memory(2, DirectWorker::kPage / 2, 64);
     const auto device = HostDevice::create({.threads = 2}).value();
     TestEngine::Options options{.socket = server.socket(), .instance = "decode"};
@@ -484,13 +478,7 @@ TEST_SUITE("direct reads") {
   TEST_CASE("no block counts that was read from an engine that was killed") {
     ServerProcess server;
     const Numbers numbers = numbers_from(1, 8);
-    Forked prefill([&] {
-      auto* const worker = new DirectWorker(server.socket(), "prefill");
-      worker->device.hold();
-      if (!worker->engine->start_save(1, numbers, blocks_from(0, 8))) {
-        throw std::runtime_error("the save was rejected");
-      }
-    });
+    Forked prefill([&] { save_held(server.socket(), numbers, blocks_from(0, 8)); });
     DirectWorker decode(server.socket(), "decode");
     REQUIRE(decode.finds_offered(numbers, 8));
     decode.device.hold();
@@ -551,13 +539,7 @@ TEST_SUITE("direct reads") {
   TEST_CASE("an engine that ended is forgotten although nothing is loaded any longer") {
     ServerProcess server;
     const Numbers numbers = numbers_from(1, 8);
-    Forked prefill([&] {
-      auto* const worker = new DirectWorker(server.socket(), "prefill");
-      worker->device.hold();
-      if (!worker->engine->start_save(1, numbers, blocks_from(0, 8))) {
-        throw std::runtime_error("the save was rejected");
-      }
-    });
+    Forked prefill([&] { save_held(server.socket(), numbers, blocks_from(0, 8)); });
     DirectWorker decode(server.socket(), "decode");
     REQUIRE(decode.follow(1, numbers, blocks_from(20, 8)));
     CHECK(decode.engine->next_finished().direct_bytes == 8 * DirectWorker::kPage);

@@ -105,4 +105,16 @@ struct DirectWorker {
   std::unique_ptr<TestEngine> engine;
 };
 
+/// The prefill engine of a forked process: a save whose first page stays in flight until the test
+/// allows it. Throws when it is rejected. The engine lives as long as its process.
+inline DirectWorker& save_held(const std::string& socket, const Numbers& numbers,
+                               const Blocks& blocks) {
+  auto* const worker = new DirectWorker(socket, "prefill");
+  worker->device.hold();
+  if (!worker->engine->start_save(1, numbers, blocks)) {
+    throw std::runtime_error("the save was rejected");
+  }
+  return *worker;
+}
+
 }  // namespace pegaflow::testing
