@@ -338,8 +338,14 @@ class EveryFault(RouterTest):
             await router.wait_for_metrics(lambda m: m["connections"] == 1)  # This request's own.
             return router.resident_bytes()
 
-        warm = await repeat(WARM)
-        growth = await repeat(REPEATED) - warm
+        before = await repeat(WARM)
+        for _ in range(2):
+            after = await repeat(REPEATED)
+            before, growth = after, after - before
+            if growth < MOST_GROWTH:
+                break
+            # The first requests may have come one by one, so that more memory was needed only now.
+            # That happens once; a leak shows again.
         most = router.most_resident_bytes() - started
         print(f"{name}: {growth >> 10} KiB more after {REPEATED}, {most >> 10} KiB at most")
         self.assertLess(most, MOST_AT_ONCE + may_have, name)
