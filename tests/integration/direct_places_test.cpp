@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kCount = 12;
 
 const Numbers& numbers() {
-  static const Numbers kNumbers = numbers_from(1, kCount);
-  return kNumbers;
+  static const Numbers all = numbers_from(1, kCount);
+  return all;
 }
 
 /// A /proc of this process's PID namespace, as a container has.

@@ -2,6 +2,7 @@
 #include "tests/support/nodes.h"
 
 #include <string>
+#include <utility>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -210,7 +211,7 @@ TEST_SUITE("nodes") {
     TestEngine::Options options;
     options.socket = b.socket();
     options.mover = old_mover;
-    options.session = old_link;
+    options.session = std::move(old_link);
     TestEngine old(std::move(options), memory, *device);
     old.wait_ready();
     REQUIRE(sees(b, at[0]));
