@@ -31,6 +31,12 @@ Result<std::vector<JsonMember>> object_of(std::string_view text) {
   return members;
 }
 
+/// Whether these are the members of a connected instance or rank.
+bool is_connected(const std::vector<JsonMember>& members) {
+  const JsonMember* const connected = find_member(members, "connected");
+  return connected != nullptr && connected->value == "true";
+}
+
 /// The memory that all connected ranks of an instance have alike. Older servers report none.
 Result<std::optional<DirectMemory>> direct_of(const std::vector<JsonMember>& instance) {
   if (find_member(instance, "ranks") == nullptr) return std::nullopt;
@@ -39,8 +45,7 @@ Result<std::optional<DirectMemory>> direct_of(const std::vector<JsonMember>& ins
   bool is_first = true;
   for (const std::string_view element : ranks) {
     PEGA_TRY_LET(const auto rank, object_of(element));
-    const JsonMember* const connected = find_member(rank, "connected");
-    if (connected == nullptr || connected->value != "true") continue;
+    if (!is_connected(rank)) continue;
     std::optional<DirectMemory> one;
     const JsonMember* const direct = find_member(rank, "direct");
     if (direct != nullptr && direct->value != "null") {
@@ -104,8 +109,7 @@ Result<std::vector<InstanceNamespace>> read_instances(std::string_view answer) {
   std::vector<InstanceNamespace> found;
   for (const std::string_view element : list) {
     PEGA_TRY_LET(const auto members, object_of(element));
-    const JsonMember* const connected = find_member(members, "connected");
-    if (connected == nullptr || connected->value != "true") continue;
+    if (!is_connected(members)) continue;
     InstanceNamespace one{text_of(members, "instance"), text_of(members, "namespace"), {}, {}};
     PEGA_TRY_LET(const auto factors, elements_of(members, "factors"));
     for (const std::string_view factor : factors) {

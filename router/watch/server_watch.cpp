@@ -133,7 +133,7 @@ void ServerWatch::pair(std::span<const ServedInstance> instances) {
       std::ranges::all_of(servers_, [](const auto& each) { return each.second->was_asked; });
   if (!view.wants_direct || instances.empty() || !all_answered) return;
   std::string text = view.direct.text();
-  if (has_direct_text_ && text == last_direct_text_) return;
+  if (text == last_direct_text_) return;
   if (text.empty()) {
     g_log.info("every engine has one whose memory it can read instances={}", instances.size());
   } else {
@@ -142,7 +142,6 @@ void ServerWatch::pair(std::span<const ServedInstance> instances) {
         "pool: {}",
         text);
   }
-  has_direct_text_ = true;
   last_direct_text_ = std::move(text);
 }
 

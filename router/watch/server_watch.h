@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,8 +47,7 @@ class ServerWatch {
   EngineNames names_;
   std::map<std::string, std::shared_ptr<Server>> servers_;  ///< By URL.
   std::string last_text_;
-  std::string last_direct_text_;
-  bool has_direct_text_ = false;
+  std::optional<std::string> last_direct_text_;  ///< Unset: nothing was logged yet.
   bool stopped_ = false;
 };
 
