@@ -14,6 +14,14 @@ json body_of(const std::string& answer) {
   return json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
 }
 
+struct LeastLoaded {
+  SteadyClock clock;
+  Fleet fleet{{},
+              {std::move(make_policy("least-load", 1).value()),
+               std::move(make_policy("least-load", 1).value())},
+              clock};
+};
+
 TEST_SUITE("pages") {
   TEST_CASE("errors have the format of the requested API") {
     const std::string openai = error_response(429, "a \"b\"", false, "Retry-After: 1\r\n", true);
@@ -45,11 +53,8 @@ TEST_SUITE("pages") {
   }
 
   TEST_CASE("health and metrics name every engine") {
-    const SteadyClock clock;
-    Fleet fleet({},
-                {std::move(make_policy("least-load", 1).value()),
-                 std::move(make_policy("least-load", 1).value())},
-                clock);
+    LeastLoaded by_load;
+    Fleet& fleet = by_load.fleet;
     fleet.set(EngineList::parse("prefill http://p:1\ndecode http://d:1").value());
     NamespaceView namespaces;
     const auto health = [&](bool is_draining) {
@@ -82,11 +87,8 @@ TEST_SUITE("pages") {
   }
 
   TEST_CASE("a difference of namespaces degrades the health, and is reported") {
-    const SteadyClock clock;
-    Fleet fleet({},
-                {std::move(make_policy("least-load", 1).value()),
-                 std::move(make_policy("least-load", 1).value())},
-                clock);
+    LeastLoaded by_load;
+    Fleet& fleet = by_load.fleet;
     fleet.set(EngineList::parse("decode http://d:1").value());
     NamespaceView namespaces{true, {{"http://s:1", true}}, {}};
     CHECK(json::parse(health_page(fleet, namespaces, nullptr, false, {}).text)["status"] == "ok");
@@ -115,11 +117,8 @@ TEST_SUITE("pages") {
   }
 
   TEST_CASE("pages show direct reads where an engine has a group, or where they are wanted") {
-    const SteadyClock clock;
-    Fleet fleet({},
-                {std::move(make_policy("least-load", 1).value()),
-                 std::move(make_policy("least-load", 1).value())},
-                clock);
+    LeastLoaded by_load;
+    Fleet& fleet = by_load.fleet;
     fleet.set(EngineList::parse("decode http://d:1").value());
     NamespaceView view{true, {{"http://s:1", true}}, {}};
     const auto health = [&] {

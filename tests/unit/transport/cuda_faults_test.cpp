@@ -257,9 +257,7 @@ TEST_SUITE("CudaDevice, with faults") {
   }
 
   TEST_CASE("at the limit, further batches are rejected until one has ended") {
-    CudaDevice::Options options = testing::small_options();
-    options.max_batches = 2;
-    SoftwareFixture s({}, options);
+    SoftwareFixture s({}, testing::limited_options(2));
     CudaFixture& f = s.f;
     s.software->hold();
     REQUIRE(f.device->submit(f.batch(1, Direction::kSave, {0})));
@@ -275,9 +273,7 @@ TEST_SUITE("CudaDevice, with faults") {
   }
 
   TEST_CASE("at the limit, the sink of a batch may submit the next one") {
-    CudaDevice::Options options = testing::small_options();
-    options.max_batches = 1;
-    SoftwareFixture s({}, options);
+    SoftwareFixture s({}, testing::limited_options(1));
     CudaFixture& f = s.f;
     f.device->detach();
     std::optional<Result<void>> next;

@@ -78,6 +78,13 @@ inline CudaDevice::Options small_options() {
   return {.staging_bytes = 256 << 10, .slice_bytes = 64 << 10, .register_bytes = 64 << 10};
 }
 
+/// The same with so many batches in each direction.
+inline CudaDevice::Options limited_options(std::size_t max_batches) {
+  CudaDevice::Options options = small_options();
+  options.max_batches = max_batches;
+  return options;
+}
+
 struct CudaFixture {
   explicit CudaFixture(const CudaShape& shape = {},
                        const CudaDevice::Options& options = small_options(),

@@ -249,9 +249,7 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
   }
 
   TEST_CASE("batches without copies leave the others their places") {
-    CudaDevice::Options options = testing::small_options();
-    options.max_batches = 1;
-    PeerFixture p({}, 24, 128, options);
+    PeerFixture p({}, 24, 128, testing::limited_options(1));
     cuda::Stream engine = nullptr;
     REQUIRE(p.software->create_stream(0, engine) == cuda::kSuccess);
     p.software->block(engine, true);
