@@ -66,6 +66,27 @@ void load(const Pipe& release, const ServerProcess& server, std::size_t direct) 
   }
 }
 
+/// A process in a PID namespace of its own, in which `body` runs, and the server outside.
+class Pod {
+ public:
+  explicit Pod(const std::function<void()>& body)
+      : process_(
+            [&] {
+              mount_own_proc();
+              body();
+            },
+            {.new_pid_namespace = true}) {}
+
+ private:
+  Forked process_;
+};
+
+/// A server, and the end of the save of its prefill engine.
+struct Outside {
+  ServerProcess server;
+  Pipe release;
+};
+
 void require_namespaces() {
   if (!may_make_pid_namespaces()) PEGA_SKIP("this user may not make a PID namespace");
 }
@@ -73,45 +94,27 @@ void require_namespaces() {
 TEST_SUITE("direct reads between containers") {
   TEST_CASE("engines that share a PID namespace read each other, wherever their server is") {
     require_namespaces();
-    ServerProcess server;
-    const Pipe release;
-    const Forked pod(
-        [&] {
-          mount_own_proc();
-          const Forked prefill([&] { save_until(release, server.socket()); });
-          load(release, server, kCount);
-        },
-        {.new_pid_namespace = true});
-    CHECK(server.metric("pegaflow_direct_read_blocks_total") == kCount);
+    const Outside f;
+    const Pod both([&] {
+      const Forked prefill([&] { save_until(f.release, f.server.socket()); });
+      load(f.release, f.server, kCount);
+    });
+    CHECK(f.server.metric("pegaflow_direct_read_blocks_total") == kCount);
   }
 
   TEST_CASE("an engine of the host's PID namespace reads one of another namespace") {
     require_namespaces();
-    ServerProcess server;
-    const Pipe release;
-    const Forked pod(
-        [&] {
-          mount_own_proc();
-          save_until(release, server.socket());
-        },
-        {.new_pid_namespace = true});
-    const Forked decode([&] { load(release, server, kCount); });
+    const Outside f;
+    const Pod prefill([&] { save_until(f.release, f.server.socket()); });
+    const Forked decode([&] { load(f.release, f.server, kCount); });
   }
 
   TEST_CASE("engines with PID namespaces of their own load from the pool") {
     require_namespaces();
-    ServerProcess server;
-    const Pipe release;
-    const auto in_pod = [](const std::function<void()>& body) {
-      return [body] {
-        mount_own_proc();
-        body();
-      };
-    };
-    const Forked prefill(in_pod([&] { save_until(release, server.socket()); }),
-                         {.new_pid_namespace = true});
-    const Forked decode(in_pod([&] { load(release, server, 0); }), {.new_pid_namespace = true});
-    CHECK(server.metric("pegaflow_direct_reads_total") == 1);
+    const Outside f;
+    const Pod prefill([&] { save_until(f.release, f.server.socket()); });
+    const Pod decode([&] { load(f.release, f.server, 0); });
+    CHECK(f.server.metric("pegaflow_direct_reads_total") == 1);
   }
 }
 
