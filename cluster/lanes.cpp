@@ -46,6 +46,8 @@ std::vector<std::byte> trial_page(const Id128& incarnation) {
 /// The plan without RDMA cards.
 Lanes::Plan without_rdma(Lanes::Plan plan, std::string why) {
   plan.cards.clear();
+  plan.ucx_library.clear();
+  plan.ucx_version.clear();
   plan.why_not = std::move(why);
   return plan;
 }
@@ -83,9 +85,15 @@ Result<Lanes::Plan> Lanes::plan(const Cards& options, std::string listen,
     }
   }
   // Its first call sets variables of the environment.
-  if (const auto version = UcxFabric::library_version(); !version) {
-    return refuse_or(version.error().detail);
+  auto ucx = UcxFabric::load_library(options.ucx_library);
+  if (!ucx) {
+    if (!options.ucx_library.empty() && !options.require_rdma) {
+      kLog.warn("the library of --ucx-library cannot be used, falling back to sockets");
+    }
+    return refuse_or(ucx.error().detail);
   }
+  plan.ucx_library = std::move(ucx->file);
+  plan.ucx_version = std::move(ucx->version);
   return plan;
 }
 
@@ -141,7 +149,8 @@ Result<void> Lanes::add_sockets(std::span<std::byte> pool, const Clock& clock) {
 Result<void> Lanes::add_rdma(std::span<std::byte> pool, const Clock& clock) {
   Lane lane;
   lane.name = kRdma;
-  UcxFabric::Options options{.rails = plan_.cards, .sockets = plan_.is_test};
+  UcxFabric::Options options{
+      .rails = plan_.cards, .library = plan_.ucx_library, .sockets = plan_.is_test};
   // Nodes connect rarely, and a busy card that needs longer is not broken.
   options.connect_timeout = std::chrono::seconds(5);
   PEGA_TRY_LET(lane.fabric, UcxFabric::create(options, clock, sink()));
@@ -155,11 +164,11 @@ Result<void> Lanes::add_rdma(std::span<std::byte> pool, const Clock& clock) {
   PEGA_TRY_LET(lane.pool, lane.fabric->register_region(pool));
   const Duration took = clock.now() - begin;
   const double seconds = std::chrono::duration<double>(took).count();
-  kLog.info("pool registered with RDMA cards={} pool={} took={} rate={}/s ucx={}",
+  kLog.info("pool registered with RDMA cards={} pool={} took={} rate={}/s ucx={} library={}",
             fmt::join(plan_.cards, ","), format_bytes(pool.size()), format_duration(took),
             format_bytes(static_cast<std::uint64_t>(static_cast<double>(pool.size()) /
                                                     std::max(seconds, 1e-6))),
-            UcxFabric::library_version().value_or("unknown"));
+            plan_.ucx_version, plan_.ucx_library);
   PEGA_TRY(add_trial(lane));
   lane.backend = lane.fabric->describe().backend;
   lanes_.push_back(std::move(lane));

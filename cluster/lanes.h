@@ -39,6 +39,7 @@ class Lanes {
     std::vector<std::string> nics{};       ///< --nics; empty: every card that can be used.
     std::vector<std::string> deny_nics{};  ///< --deny-nics.
     bool require_rdma = false;             ///< --require-rdma.
+    std::string ucx_library{};             ///< --ucx-library; empty: the installed one.
   };
   /// The lanes that follow from the options and the machine, before anything is opened.
   struct Plan {
@@ -48,6 +49,8 @@ class Lanes {
     bool requires_rdma = false;          ///< Sockets are left out.
     bool is_test = false;                ///< UCX over TCP; `cards` are network interfaces.
     std::string listen{};                ///< The address of sockets: IP:PORT.
+    std::string ucx_library{};           ///< The file of libucp; empty: there is no RDMA lane.
+    std::string ucx_version{};           ///< "1.13.1"; empty without an RDMA lane.
   };
   /// Plans the lanes. Loads UCX, so it is called before other threads start. `sysfs` is another
   /// folder in tests.

@@ -143,7 +143,8 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   PEGA_TRY_LET(const std::string fabric_listen, fabric_address(options, plan.listener));
   PEGA_TRY_LET(plan.lanes, cluster::Lanes::plan({.nics = options.nics,
                                                  .deny_nics = options.deny_nics,
-                                                 .require_rdma = options.require_rdma},
+                                                 .require_rdma = options.require_rdma,
+                                                 .ucx_library = options.ucx_library},
                                                 fabric_listen));
   if (!options.directory.empty()) {
     PEGA_TRY_LET(plan.directory,
@@ -288,6 +289,8 @@ NodesReport Nodes::report() const {
   }
   report.cards = lanes.cards;
   report.refused_cards = lanes.refused;
+  report.ucx_version = lanes.ucx_version;
+  report.ucx_library = lanes.ucx_library;
   report.why_not_rdma = lanes.why_not;
   if (plan_.listener) report.listen = plan_.listener->address;
   for (const auto& link : peers_->links()) {

@@ -120,6 +120,10 @@ void ServerOptions::declare(OptionTable& table) {
   table.flag("require-rdma", require_rdma,
              "Refuse to start without RDMA, and use no TCP sockets for blocks, neither to read "
              "from other nodes nor to serve them.");
+  table.text("ucx-library", ucx_library,
+             "The file libucp.so.0 of the UCX that drives RDMA cards, 1.13 or newer, with UCX's "
+             "other libraries beside it: a vendor's, conda's or your own build. The default is the "
+             "one that the system finds.");
 
   table.list(
       "directory", directory,

@@ -226,6 +226,8 @@ class Server final : private kj::TaskSet::ErrorHandler {
       health.why_not_rdma = report.why_not_rdma;
       health.cards = report.cards;
       health.refused_cards = report.refused_cards;
+      health.ucx_version = report.ucx_version;
+      health.ucx_library = report.ucx_library;
       health.peer_listen = report.listen;
       health.directory = report.directory;
       for (const NodesReport::Peer& peer : report.peers) {

@@ -77,6 +77,8 @@ struct Health {
   std::string why_not_rdma{};
   std::vector<std::string> cards{};
   std::vector<std::string> refused_cards{};
+  std::string ucx_version{};  ///< Empty without an RDMA lane.
+  std::string ucx_library{};
   std::string peer_listen{};  ///< Where peers reach this node.
   std::vector<Peer> peers{};
   std::optional<DirectoryReport> directory{};  ///< With --directory only.

@@ -68,6 +68,9 @@ nlohmann::json nodes_json(const Health& health) {
   if (health.directory) nodes["directory"] = directory_json(*health.directory);
   if (!health.cards.empty()) nodes["cards"] = health.cards;
   if (!health.refused_cards.empty()) nodes["refused_cards"] = health.refused_cards;
+  if (!health.ucx_library.empty()) {
+    nodes["ucx"] = {{"version", health.ucx_version}, {"library", health.ucx_library}};
+  }
   if (!health.why_not_rdma.empty()) nodes["no_rdma"] = health.why_not_rdma;
   return nodes;
 }

@@ -41,6 +41,8 @@ struct NodesReport {
   std::vector<std::string> cards;          ///< Cards of the RDMA lane.
   std::vector<std::string> refused_cards;  ///< Unused cards, with the reason.
   std::string why_not_rdma;                ///< Empty: there is an RDMA lane.
+  std::string ucx_version;                 ///< The RDMA lane's library; empty without the lane.
+  std::string ucx_library;                 ///< Its file.
   std::string listen;                      ///< Where peers reach this node; empty: they cannot.
   std::vector<Peer> peers;
   FetchStats fetches;

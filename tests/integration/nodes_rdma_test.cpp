@@ -58,6 +58,8 @@ TEST_SUITE("nodes over RDMA") {
 
     CHECK(nodes_of(b).at("lane") == "rdma");
     CHECK(nodes_of(b).at("cards").size() == 1);
+    CHECK(has(nodes_of(b).at("ucx").at("version"), "1."));
+    CHECK(has(nodes_of(b).at("ucx").at("library"), "libucp"));
     CHECK(nodes_of(b).at("peers").at(0).at("lane") == "rdma");
     CHECK(b.metric("pegaflow_lane_info{lane=\"rdma\"}") == 1);
     CHECK(b.metric("pegaflow_lane_info{lane=\"tcp\"}") == 1);
@@ -76,6 +78,24 @@ TEST_SUITE("nodes over RDMA") {
     check_read(without, with, "tcp", 5001);
 
     CHECK(with.metric(lane_sample(at[1], "rdma")) == 0);
+  }
+
+  TEST_CASE("a UCX library that is not there leaves sockets, and log and /health name it") {
+    const auto at = node_addresses(2);
+    const std::string missing = "/nonexistent/libucp.so.0";
+    const ServerProcess with(rdma_node(0, at));
+    const ServerProcess without(rdma_node(1, at, {"--ucx-library", missing}));
+    REQUIRE(reads_over(with, at[1], "tcp"));
+    REQUIRE(reads_over(without, at[0], "tcp"));
+
+    check_read(with, without, "tcp", 1);
+
+    CHECK(nodes_of(without).at("lane") == "tcp");
+    CHECK_FALSE(nodes_of(without).contains("ucx"));
+    CHECK(has(nodes_of(without).at("no_rdma"), missing));
+    CHECK(has(nodes_of(without).at("no_rdma"), "PEGA_UCX_LIBRARY"));
+    CHECK(has(without.log(), "the library of --ucx-library cannot be used"));
+    CHECK(has(without.log(), "no_rdma=\"UCX: " + missing));
   }
 
   TEST_CASE(

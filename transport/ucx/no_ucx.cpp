@@ -17,7 +17,7 @@ tl::unexpected<Error> not_built() {
 Result<std::unique_ptr<UcxFabric>> UcxFabric::create(const Options&, const Clock&, CompletionSink) {
   return not_built();
 }
-Result<std::string> UcxFabric::library_version() { return not_built(); }
+Result<UcxFabric::Library> UcxFabric::load_library(const std::string&) { return not_built(); }
 
 // create() returns no fabric, so these have nothing to do.
 UcxFabric::~UcxFabric() = default;

@@ -2,6 +2,10 @@
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include <dlfcn.h>
@@ -26,14 +30,70 @@ void find(void* library, const char* name, Function& function, std::string& miss
   if (function == nullptr && missing.empty()) missing = name;
 }
 
-Result<UcpApi> open_library() {
-  for (const auto& [name, value] : kManners) ::setenv(name, value, 0);
+constexpr const char* kWanted =
+    "name the file libucp.so.0 of UCX 1.13 or newer with --ucx-library or PEGA_UCX_LIBRARY";
+
+/// The loader's last error without the name of `file`, which it often begins with.
+std::string loader_error(const std::string& file) {
+  const char* const text = ::dlerror();
+  std::string_view error = text == nullptr ? "unknown error" : text;
+  if (error.starts_with(file + ": ")) error.remove_prefix(file.size() + 2);
+  return std::string(error);
+}
+
+/// The libraries that libucp needs, each before those that need it.
+constexpr std::array<const char*, 3> kParts = {"libucm.so.0", "libucs.so.0", "libuct.so.0"};
+
+/// Opens a library that the operator names, with UCX's other libraries beside it, even if the files
+/// were moved and their search path is another: the loader takes a library that is loaded already
+/// by its name.
+Result<void*> open_named(const std::string& library) {
+  std::error_code error;
+  // Without links, because UCX searches its modules beside the file.
+  const std::filesystem::path file = std::filesystem::canonical(library, error);
+  if (error) return fail(Errc::kRefused, "UCX: {}: {}; {}", library, error.message(), kWanted);
+  const std::filesystem::path folder = file.parent_path();
+  // Lazily, because libucm uses a function of libucs, which comes after it.
+  for (const char* const part : kParts) (void)::dlopen((folder / part).c_str(), RTLD_LAZY);
+  void* const opened = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) {
+    return fail(Errc::kRefused, "UCX: {} cannot be loaded: {}; {}", library,
+                loader_error(file.string()), kWanted);
+  }
+  for (const char* const part : kParts) {
+    const std::filesystem::path beside = folder / part;
+    if (std::filesystem::exists(beside, error) &&
+        ::dlopen(beside.c_str(), RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
+      return fail(Errc::kRefused,
+                  "UCX: {} was loaded with another {} than the one beside it; start this program "
+                  "with LD_LIBRARY_PATH={}",
+                  library, part, folder.string());
+    }
+  }
+  return opened;
+}
+
+Result<void*> open_installed() {
+  constexpr const char* kLibrary = "libucp.so.0";
+  if (void* const opened = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return opened;
+  return fail(Errc::kRefused, "UCX is not installed (package libucx0): {}; install it, or {}",
+              loader_error(kLibrary), kWanted);
+}
+
+/// Without links; empty if the loader does not know it.
+std::string file_of(const void* function) {
+  Dl_info info{};
+  if (::dladdr(function, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(info.dli_fname, error);
+  return error ? info.dli_fname : file.string();
+}
+
+Result<UcpApi> open_library(const std::string& name) {
+  for (const auto& [variable, value] : kManners) ::setenv(variable, value, 0);
   // Its modules find libucs and libuct by name, so nothing has to be global. It is never unloaded:
   // its threads may run until the end.
-  void* const library = ::dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return fail(Errc::kRefused, "UCX is not installed (package libucx0): {}", ::dlerror());
-  }
+  PEGA_TRY_LET(void* const library, name.empty() ? open_installed() : open_named(name));
   UcpApi api{};
   std::string missing;
 #define PEGA_FIND(name) find(library, "ucp_" #name, api.name, missing)
@@ -67,20 +127,43 @@ Result<UcpApi> open_library() {
 #undef PEGA_FIND
   // From libucs, which libucp needs and dlsym() searches.
   find(library, "ucs_status_string", api.status_string, missing);
-  if (!missing.empty() || api.version() < kOldestVersion) {
-    return fail(Errc::kRefused, "libucp is {}, and 1.13 is the oldest that works{}{}",
-                api.get_version_string == nullptr ? "unknown" : api.get_version_string(),
-                missing.empty() ? "" : "; it has no ", missing);
+  if (api.get_version == nullptr || api.get_version_string == nullptr) {
+    return fail(Errc::kRefused, "UCX: {} is no libucp, it has no {}; {}", name, missing, kWanted);
+  }
+  api.file = file_of(reinterpret_cast<const void*>(api.get_version));
+  if (api.version() < kOldestVersion) {
+    return fail(Errc::kRefused, "UCX: {} is {}, which is too old; {}", api.file,
+                api.get_version_string(), kWanted);
+  }
+  if (!missing.empty()) {
+    return fail(Errc::kRefused, "UCX: {} is {} and has no function {}; {}", api.file,
+                api.get_version_string(), missing, kWanted);
   }
   return api;
 }
 
+/// The library of this process.
+struct Loaded {
+  std::mutex mutex;
+  std::optional<UcpApi> api;
+  std::string name;  ///< As it was requested.
+};
+
 }  // namespace
 
-Result<const UcpApi*> UcpApi::load() {
-  static const Result<UcpApi> opened = open_library();
-  if (!opened) return tl::unexpected<Error>(opened.error());
-  return &*opened;
+Result<const UcpApi*> UcpApi::load(const std::string& library) {
+  static Loaded loaded;
+  const std::lock_guard lock(loaded.mutex);
+  if (!loaded.api) {
+    PEGA_TRY_LET(loaded.api, open_library(library));
+    loaded.name = library;
+  } else if (std::error_code error;
+             library != loaded.name &&
+             std::filesystem::canonical(library, error) != loaded.api->file) {
+    return fail(Errc::kRefused, "UCX: this process has loaded {}, and cannot load {} too",
+                loaded.api->file, library.empty() ? "the installed one" : library);
+  }
+  return &*loaded.api;
 }
 
 unsigned UcpApi::version() const {

@@ -12,9 +12,9 @@ namespace pegaflow::ucx {
 
 /// The functions of libucp and libucs, by their own names.
 ///
-/// Loaded with dlopen, so that programs start on machines without UCX, and so that the host's own
-/// UCX (a vendor's, with what its cards need) is used when LD_LIBRARY_PATH names it. Contains only
-/// calls of 1.13, which every later version has. Immutable.
+/// Loaded with dlopen, so that programs start on machines without UCX, and so that the operator
+/// chooses the build (a vendor's, with what its cards need). Contains only calls of 1.13, which
+/// every later version has. Immutable.
 struct UcpApi {
   decltype(&::ucp_config_read) config_read;
   decltype(&::ucp_config_modify) config_modify;
@@ -45,11 +45,16 @@ struct UcpApi {
   decltype(&::ucp_request_free) request_free;
   decltype(&::ucs_status_string) status_string;
 
-  /// Loads the library once; later calls return the same result. The first call sets environment
-  /// variables that UCX reads while loading, where they are not set: call it before other threads
-  /// read the environment.
-  /// Errors: kRefused when there is no libucp, or one older than 1.13.
-  static Result<const UcpApi*> load();
+  /// The file that was loaded.
+  std::string file;
+
+  /// Loads `library`, the file of libucp, with the libraries of UCX beside it; empty: libucp.so.0,
+  /// as the system finds it. A process has one UCX: later calls return the loaded one. The first
+  /// call sets environment variables that UCX reads while loading, where they are not set: call it
+  /// before other threads read the environment. Thread-safe.
+  /// Errors: kRefused, with the file, when it cannot be loaded, is no libucp or one older than
+  /// 1.13, or when this process has loaded another.
+  static Result<const UcpApi*> load(const std::string& library);
 
   /// The version of the loaded library: 1022 is 1.22.
   [[nodiscard]] unsigned version() const;

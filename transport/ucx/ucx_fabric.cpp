@@ -108,7 +108,7 @@ UcxFabric::UcxFabric(const Options& options, CompletionSink sink)
     : options_(options), sink_(std::move(sink)) {}
 
 Result<void> UcxFabric::start(const Clock& clock) {
-  PEGA_TRY_LET(const ucx::UcpApi* const api, ucx::UcpApi::load());
+  PEGA_TRY_LET(const ucx::UcpApi* const api, ucx::UcpApi::load(options_.library));
   if (api->version() < 1014 && !options_.sockets) {
     kLog.warn(
         "this UCX may end the process when a peer dies during its greeting, use 1.14 or newer "
@@ -156,9 +156,9 @@ UcxFabric::~UcxFabric() {
   deliver();
 }
 
-Result<std::string> UcxFabric::library_version() {
-  PEGA_TRY_LET(const ucx::UcpApi* const api, ucx::UcpApi::load());
-  return std::string(api->get_version_string());
+Result<UcxFabric::Library> UcxFabric::load_library(const std::string& name) {
+  PEGA_TRY_LET(const ucx::UcpApi* const api, ucx::UcpApi::load(name));
+  return Library{.version = api->get_version_string(), .file = api->file};
 }
 
 void UcxFabric::deliver() {

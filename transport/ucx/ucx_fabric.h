@@ -32,13 +32,14 @@ namespace pegaflow {
 /// A process with the description of a fabric can read all registered memory, lent or not, if it
 /// ignores this protocol: give the description only to peers. Nothing is encrypted.
 ///
-/// Environment variables UCX_* override our settings. UCX is loaded at run time.
+/// Environment variables UCX_* override our settings. UCX is loaded at run time, once per process.
 ///
 /// Thread-safe. Limits are those of Options; beyond them calls return kBusy.
 class UcxFabric final : public Fabric {
  public:
   struct Options {
     std::vector<std::string> rails;  ///< Cards and ports, "mlx5_0:1"; 1 to 64.
+    std::string library{};           ///< The file of libucp; empty: the installed one.
     /// For tests: UCX over TCP, where `rails` are network interfaces ("lo"). Every machine that
     /// reaches the interface can then read all memory of this process.
     bool sockets = false;
@@ -61,16 +62,22 @@ class UcxFabric final : public Fabric {
   /// time; `clock` outlives the fabric. Make the first call in a process before other threads read
   /// the environment.
   /// Errors: kInvalidArgument when an option is out of its range; kRefused when this program was
-  /// built without UCX, UCX is not installed, or it does not know the card; UCX's own; kInternal
-  /// when no thread can be started.
+  /// built without UCX, UCX is not installed, the named library cannot be used, or it does not know
+  /// the card; UCX's own; kInternal when no thread can be started.
   static Result<std::unique_ptr<UcxFabric>> create(const Options& options, const Clock& clock,
                                                    CompletionSink sink);
   ~UcxFabric() override;
   UcxFabric(const UcxFabric&) = delete;
   UcxFabric& operator=(const UcxFabric&) = delete;
 
-  /// The version of the library on this machine: "1.13.1". Errors: kRefused, as create().
-  static Result<std::string> library_version();
+  /// A loaded UCX.
+  struct Library {
+    std::string version;  ///< "1.13.1"
+    std::string file;     ///< "/usr/lib/x86_64-linux-gnu/libucp.so.0"
+  };
+  /// Loads UCX: the file `name`, or the installed one if it is empty. A process has one UCX: later
+  /// calls, also by create(), have to name the same. Errors: kRefused, as create().
+  static Result<Library> load_library(const std::string& name);
 
   Result<RegionId> register_region(std::span<std::byte> memory) override;
   Result<void> lend(RegionId region, TimePoint until) override;

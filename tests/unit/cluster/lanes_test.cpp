@@ -31,7 +31,7 @@ using Words = std::vector<std::string>;
 
 TEST_SUITE("Lanes") {
   TEST_CASE("every card whose link is up is used, and the others are reported with the reason") {
-    if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
+    if (!UcxFabric::load_library("")) PEGA_SKIP("built without UCX, or its library is missing");
     const Machine machine;
     const auto plan = machine.plan({}).value();
 
@@ -42,7 +42,7 @@ TEST_SUITE("Lanes") {
   }
 
   TEST_CASE("--nics selects cards, and --deny-nics excludes them") {
-    if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
+    if (!UcxFabric::load_library("")) PEGA_SKIP("built without UCX, or its library is missing");
     const Machine machine;
     cluster::Lanes::Cards named;
     named.nics = {"mlx5_1"};
@@ -69,6 +69,26 @@ TEST_SUITE("Lanes") {
     CHECK(has(plan.why_not, "mlx5_9: there is no such card"));
   }
 
+  TEST_CASE("a UCX library that cannot be used leaves sockets, unless RDMA is required") {
+    if (!UcxFabric::load_library("")) PEGA_SKIP("built without UCX, or its library is missing");
+    const Machine machine;
+    cluster::Lanes::Cards options;
+    options.ucx_library = "/nonexistent/libucp.so.0";
+    const auto plan = machine.plan(options).value();
+    CHECK(plan.cards.empty());
+    CHECK(plan.ucx_library.empty());
+    CHECK(has(plan.why_not, "/nonexistent/libucp.so.0"));
+    CHECK(machine.plan({}).value().why_not.empty());
+    CHECK(has(machine.plan({}).value().ucx_library, "libucp.so"));
+
+    options.require_rdma = true;
+    const auto required = machine.plan(options);
+    REQUIRE_FALSE(required);
+    CHECK(required.error().code == Errc::kRefused);
+    CHECK(has(required.error().detail, "--require-rdma: UCX: "));
+    CHECK(has(required.error().detail, "/nonexistent/libucp.so.0"));
+  }
+
   TEST_CASE("--require-rdma is an error on a machine without RDMA") {
     const Sysfs bare;
     cluster::Lanes::Cards options;
@@ -86,7 +106,7 @@ TEST_SUITE("Lanes") {
   }
 
   TEST_CASE("a card that UCX does not know leaves sockets, unless RDMA is required") {
-    if (!UcxFabric::library_version()) PEGA_SKIP("built without UCX, or its library is missing");
+    if (!UcxFabric::load_library("")) PEGA_SKIP("built without UCX, or its library is missing");
     const Machine machine;
     const SteadyClock clock;
     std::vector<std::byte> pool(1 << 20);

@@ -216,7 +216,7 @@ TEST_SUITE("UcxFabric, faults") {
       "hellos that are truncated, damaged or from strangers are neither answered nor unpacked") {
     FabricNode holder(&make, 1 << 16, 1);
     const UcxFabric::Options options = ucx_options();
-    const ucx::UcpApi* const api = ucx::UcpApi::load().value();
+    const ucx::UcpApi* const api = ucx::UcpApi::load(ucx_options().library).value();
     const auto context =
         ucx::Context::open(*api, {.device = options.rails[0], .sockets = options.sockets}).value();
     const auto worker = ucx::Worker::create(*context).value();
