@@ -176,6 +176,31 @@ Result<void> serve_perftest(int socket, const NetLane& lane) {
   }
 }
 
+/// The memory and the lane of one reader, in the order of construction.
+struct Held {
+  std::optional<harness::Mapping> memory;
+  std::unique_ptr<Fabric> fabric;
+  std::unique_ptr<PlainSender> plain;
+};
+
+Result<NetOffer> hold(const NetRequest& request, int socket, const NetLane& lane,
+                      const Clock& clock, Held& held) {
+  PEGA_TRY_LET(held.memory, harness::Mapping::anonymous(request.memory_bytes));
+  fill_net_pattern(held.memory->bytes(), request.seed);
+  // The lane listens at the address that the reader has reached.
+  PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
+  const std::string listen = to_string(here.with_port(0));
+  PEGA_TRY_LET(held.fabric, make_lane(lane, listen, clock, [](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const RegionId region, held.fabric->register_region(held.memory->bytes()));
+  PEGA_TRY(held.fabric->lend(region, clock.now() + kLease));
+  NetOffer offer{.fabric = held.fabric->describe(), .plain = {}};
+  if (lane.backend == "tcp") {
+    PEGA_TRY_LET(held.plain, PlainSender::start(listen, held.memory->bytes()));
+    offer.plain = held.plain->address();
+  }
+  return offer;
+}
+
 Result<void> hold_for(int socket, const NetLane& lane) {
   // Readers are served one after the other, so a silent one must not block the next for long.
   PEGA_TRY(set_patience(socket, kGreetingPatience));
@@ -187,26 +212,15 @@ Result<void> hold_for(int socket, const NetLane& lane) {
     return fail(Errc::kRefused, "this end runs with --backend {}", lane.backend);
   };
   const Result<NetRequest> request = request_of(line).and_then(of_this_lane).and_then(within_room);
-  if (!request) {
-    PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(request.error())}}.dump()));
-    return tl::unexpected<Error>(request.error());
-  }
-  PEGA_TRY_LET(const harness::Mapping memory, harness::Mapping::anonymous(request->memory_bytes));
-  fill_net_pattern(memory.bytes(), request->seed);
-  // The lane listens at the address that the reader has reached.
-  PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
-  const std::string listen = to_string(here.with_port(0));
   const SteadyClock clock;
-  PEGA_TRY_LET(const auto fabric, make_lane(lane, listen, clock, [](Fabric::Completion&&) {}));
-  PEGA_TRY_LET(const RegionId region, fabric->register_region(memory.bytes()));
-  PEGA_TRY(fabric->lend(region, clock.now() + kLease));
-  NetOffer offer{.fabric = fabric->describe(), .plain = {}};
-  std::unique_ptr<PlainSender> plain;
-  if (lane.backend == "tcp") {
-    PEGA_TRY_LET(plain, PlainSender::start(listen, memory.bytes()));
-    offer.plain = plain->address();
+  Held held;
+  const Result<NetOffer> offer = request.and_then(
+      [&](const NetRequest& asked) { return hold(asked, socket, lane, clock, held); });
+  if (!offer) {
+    PEGA_TRY(write_line(socket, nlohmann::json{{"error", to_string(offer.error())}}.dump()));
+    return tl::unexpected<Error>(offer.error());
   }
-  PEGA_TRY(write_line(socket, to_json(offer).dump()));
+  PEGA_TRY(write_line(socket, to_json(*offer).dump()));
   return serve_perftest(socket, lane);
 }
 
