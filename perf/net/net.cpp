@@ -366,6 +366,9 @@ void declare(OptionTable& table, NetOptions& options) {
              "Test --backend ucx without a NIC: UCX over TCP, where --rails are network "
              "interfaces such as lo. Any host that reaches one can read all memory of this "
              "program.");
+  table.text("ucx-library", options.lane.ucx_library,
+             "With ucx: the file libucp.so.0 of the UCX to measure, with its other libraries "
+             "beside it. The default is the one that the system finds.");
   table.integer("connections", options.connections, 1, 64,
                 "Sockets of the lane, and plain sockets.");
   table.integer("batch", options.batch, 1, 4096, "Pages of a batch.");

@@ -128,6 +128,27 @@ Result<NetRequest> request_of(const std::string& line) {
   }
 }
 
+/// The lane of a child of this process: what the reader does not choose.
+std::string to_text(const NetLane& lane) {
+  return nlohmann::json{{"backend", lane.backend},
+                        {"rails", lane.rails},
+                        {"ucx_library", lane.ucx_library},
+                        {"ucx_over_tcp", lane.ucx_over_tcp}}
+      .dump();
+}
+
+Result<NetLane> lane_of(const char* text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    return NetLane{.backend = json.at("backend").get<std::string>(),
+                   .rails = json.at("rails").get<std::vector<std::string>>(),
+                   .ucx_library = json.at("ucx_library").get<std::string>(),
+                   .ucx_over_tcp = json.at("ucx_over_tcp").get<bool>()};
+  } catch (const nlohmann::json::exception& problem) {
+    return fail(Errc::kInvalidArgument, "hold-net: {}", problem.what());
+  }
+}
+
 /// The listener is non-blocking, like the lane's sockets.
 int accept_one(int listener) {
   for (;;) {
@@ -320,13 +341,11 @@ Result<std::uint16_t> ask_perftest(const NetConnection& connection) {
 /// receives "go" once its end of the cable is there, or "loopback"; and sends its address.
 Result<void> run_hold_net(std::span<const char* const> arguments) {
   int control = -1;
-  const std::string_view text = arguments.size() >= 3 ? arguments[0] : "";
+  const std::string_view text = arguments.size() == 2 ? arguments[0] : "";
   if (std::from_chars(text.data(), text.data() + text.size(), control).ec != std::errc()) {
-    return fail(Errc::kInvalidArgument,
-                "hold-net: the arguments are DESCRIPTOR BACKEND KIND [RAIL...]");
+    return fail(Errc::kInvalidArgument, "hold-net: the arguments are DESCRIPTOR LANE");
   }
-  NetLane lane{.backend = arguments[1], .ucx_over_tcp = std::string_view(arguments[2]) == "tcp"};
-  lane.rails.assign(arguments.begin() + 3, arguments.end());
+  PEGA_TRY_LET(const NetLane lane, lane_of(arguments[1]));
   const UniqueFd home(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
   Result<void> own = lane.backend == "tcp"
                          ? own_namespace()
@@ -356,9 +375,7 @@ Result<NetChild> NetChild::start(const NetLane& lane) {
   UniqueFd ours(pair[0]);
   UniqueFd theirs(pair[1]);
   PEGA_TRY_LET(const std::string own, harness::own_path());
-  std::vector<std::string> command = {own, "hold-net", std::to_string(pair[1]), lane.backend,
-                                      lane.ucx_over_tcp ? "tcp" : "card"};
-  command.insert(command.end(), lane.rails.begin(), lane.rails.end());
+  std::vector<std::string> command = {own, "hold-net", std::to_string(pair[1]), to_text(lane)};
   PEGA_TRY_LET(harness::Child child,
                harness::Child::start(
                    {.command = std::move(command), .log_file = {}, .inherited_fd = pair[1]}));

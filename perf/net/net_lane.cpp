@@ -39,7 +39,8 @@ Result<NetLane> with_rails(NetLane lane) {
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
                                           const Clock& clock, Fabric::CompletionSink sink) {
   if (lane.backend == "ucx") {
-    UcxFabric::Options options{.rails = lane.rails, .sockets = lane.ucx_over_tcp};
+    UcxFabric::Options options{
+        .rails = lane.rails, .library = lane.ucx_library, .sockets = lane.ucx_over_tcp};
     // The greeting is not measured, and it is slow on a software NIC.
     options.connect_timeout = options.stall_timeout = kPatience;
     if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;

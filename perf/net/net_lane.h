@@ -17,6 +17,7 @@ namespace pegaflow::perf {
 struct NetLane {
   std::string backend = "tcp";       ///< "tcp" or "ucx".
   std::vector<std::string> rails{};  ///< For "ucx": NICs and ports; empty: all with a link.
+  std::string ucx_library{};         ///< For "ucx": the file of libucp; empty: the installed one.
   bool ucx_over_tcp = false;         ///< Rails are network interfaces. For tests: see UcxFabric.
   unsigned connections = 0;          ///< For "tcp". 0 here and below: the lane's default.
   std::uint64_t piece_bytes = 0;

@@ -281,6 +281,19 @@ def test_net_measures_only_the_lane_of_the_other_end():
     assert "this end runs with --backend tcp" in done.stderr
 
 
+UCX_OVER_TCP = ["net", "--backend", "ucx", "--ucx-over-tcp", "--rails", "lo", "--check"]
+
+
+def test_net_names_the_ucx_library_that_cannot_be_used():
+    missing = "/nonexistent/libucp.so.0"
+    for done in (
+        perf(*UCX_OVER_TCP, "--ucx-library", missing),
+        perf(*UCX_OVER_TCP, env={**os.environ, "PEGA_UCX_LIBRARY": missing}),
+    ):
+        assert done.returncode == 1
+        assert missing in done.stderr or "without UCX" in done.stderr
+
+
 def test_net_names_the_program_that_is_not_an_other_end():
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = "{}:{}".format(*stranger.getsockname())
