@@ -47,6 +47,18 @@ def server(tmp_path):
         yield started
 
 
+def test_the_ucx_library_of_the_option_or_the_environment_is_examined(tmp_path):
+    missing = "/nonexistent/libucp.so.0"
+    addr = ("--addr", f"unix:{tmp_path}/none.sock")
+    for _, report in (
+        run_doctor(*addr, "--ucx-library", missing, env={"PEGA_UCX_LIBRARY": "/nonexistent/other"}),
+        run_doctor(*addr, env={"PEGA_UCX_LIBRARY": missing}),
+    ):
+        (ucx,) = by_check(report)["ucx"]
+        assert ucx["detail"] == f"unusable: {missing}: No such file or directory"
+        assert "--ucx-library of the server" in ucx["fix"]
+
+
 class Engine:
     """A worker with a little memory of its own, like one of `pegaflow.connector`."""
 

@@ -1,6 +1,7 @@
 """Findings of `pegaflow doctor` about RDMA, over recorded trees of /sys."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -147,19 +148,19 @@ def test_a_sufficient_limit_or_none_is_not_a_problem(box):
     assert rdma.check_locked_memory([], 0, 0).status == OK
 
 
-def ucx(tmp_path, version=(1, 22, 0), verbs=True):
+def ucx(tmp_path, version=(1, 22, 0), verbs=True, **more):
     tmp_path.mkdir(exist_ok=True)
     library = tmp_path / "libucp.so.0"
     if verbs:
         (tmp_path / "ucx").mkdir()
         (tmp_path / "ucx/libuct_ib.so.0").touch()
-    return rdma.Ucx(version, library, rdma.has_verbs(library))
+    return rdma.Ucx(version, library, rdma.has_verbs(library), **more)
 
 
 def test_the_library_is_checked_for_the_needs_of_the_cards(box, tmp_path):
     box.card("mlx5_0")
     ports = box.ports()
-    assert rdma.check_ucx(None, ports).fix == "apt-get install libucx0"
+    assert rdma.check_ucx(None, ports).fix.startswith("apt-get install libucx0; --ucx-library")
     assert rdma.check_ucx(ucx(tmp_path), ports).status == OK
     fragile = rdma.check_ucx(ucx(tmp_path / "a", (1, 13, 1)), ports)
     assert fragile.status == ADVICE
@@ -171,13 +172,73 @@ def test_the_library_is_checked_for_the_needs_of_the_cards(box, tmp_path):
     assert rdma.check_ucx(ucx(tmp_path / "d", (1, 13, 1)), []).status == OK
 
 
-def test_the_library_of_this_machine_is_found_if_it_exists():
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"memory_types": 3}, "with RDMA, with CUDA memory"),
+        ({"memory_types": 1}, "with RDMA, without CUDA memory"),
+        ({"memory_types": 1, "has_cuda": True}, "finds no GPU"),
+        ({"not_started": "No such device"}, "CUDA memory unknown: UCX does not start (No such"),
+    ],
+)
+def test_the_memory_that_the_library_reads_and_writes_is_shown(tmp_path, more, words):
+    found = rdma.check_ucx(ucx(tmp_path, **more), [])
+    assert found.status == OK
+    assert words in found.detail
+
+
+def test_a_named_library_that_cannot_be_used_is_reported_with_the_fix(box):
+    box.card("mlx5_0")
+    found = rdma.check_ucx("/opt/ucx: No such file or directory", box.ports())
+    assert (found.check, found.status) == ("ucx", PROBLEM)
+    assert "unusable: /opt/ucx: No such file" in found.detail
+    assert "PEGA_UCX_LIBRARY" in found.fix
+    assert rdma.check_ucx("/opt/ucx: No such file or directory", []).status == ADVICE
+
+
+def test_the_option_names_the_library_then_the_server_then_the_environment(tmp_path, monkeypatch):
+    served = tmp_path / "libucp.so.0"
+    nodes = {"ucx": {"version": "1.22.0", "library": str(served)}}
+    monkeypatch.delenv("PEGA_UCX_LIBRARY", raising=False)
+    assert rdma.ucx_name(None, None) == ""
+    monkeypatch.setenv("PEGA_UCX_LIBRARY", "/opt/other")
+    assert rdma.ucx_name(None, {"lane": "tcp"}) == "/opt/other"
+    assert rdma.ucx_name(None, nodes) == "/opt/other"  # That of a container is not visible here.
+    served.touch()
+    assert rdma.ucx_name(None, nodes) == str(served)
+    assert rdma.ucx_name("/opt/mine", nodes) == "/opt/mine"
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """The UCX of this machine."""
     found = rdma.find_ucx()
     if found is None:
         pytest.skip("UCX is not on this machine")
-    assert found.version >= (1, 0, 0)
-    assert found.path.is_file()
-    assert isinstance(found.path, Path)
+    return found
+
+
+def test_the_library_of_this_machine_is_found(installed):
+    assert installed.version >= (1, 0, 0)
+    assert installed.path.is_file()
+    assert installed.memory_types & 1  # Host memory.
+
+
+def test_a_library_is_found_by_its_file(installed, tmp_path):
+    link = tmp_path / "any-name.so"
+    link.symlink_to(installed.path)
+    assert rdma.find_ucx(str(link)) == installed
+
+
+def test_files_that_are_no_library_of_ucx_are_reported_with_their_names(tmp_path):
+    text = tmp_path / "libucp.so.0"
+    text.write_text("not a library")
+    assert str(text) in rdma.find_ucx(str(text))
+    missing = tmp_path / "missing"
+    assert rdma.find_ucx(str(missing)) == f"{missing}: No such file or directory"
+    maps = Path("/proc/self/maps").read_text()
+    other = re.search(r"/\S+/libc\.so\S*$", maps, re.MULTILINE)[0]
+    assert "undefined symbol: ucp_get_version" in rdma.find_ucx(other)
 
 
 def test_peers_are_shown_with_their_lane():

@@ -58,13 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also check a file, or a directory for one, for the server's --ssd-cache-path; may be "
         "repeated",
     )
+    parser.add_argument(
+        "--ucx-library",
+        metavar="PATH",
+        help="the file libucp.so.0 to examine (default: the running server's, PEGA_UCX_LIBRARY, or "
+        "the one that the system finds)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     _native.set_log_level("off")  # the findings contain what the client would log
     addr = options.addr or endpoint.addr_from(os.environ)
-    findings = [*examine(addr, options.http_addr), *_paths(options.ssd_cache_path)]
+    findings = [
+        *examine(addr, options.http_addr, options.ucx_library),
+        *_paths(options.ssd_cache_path),
+    ]
     if options.json:
         print(as_json(_native.__version__, findings))
     else:
@@ -73,19 +82,19 @@ def run(options: argparse.Namespace) -> int:
     return exit_status(findings)
 
 
-def examine(addr: str, http_addr: str) -> Iterator[Finding]:
+def examine(addr: str, http_addr: str, ucx_library: str | None = None) -> Iterator[Finding]:
     """All findings, in the order in which to fix them."""
     try:
         path = endpoint.socket_path(addr)
     except (endpoint.BadAddress, _native.PegaFlowError) as error:
         yield Finding("socket", PROBLEM, str(error), "name the server's --addr")
-        yield from _machine({}, 0, None)
+        yield from _machine({}, 0, None, ucx_library)
         return
     finding, listener = endpoint.check_socket(path, addr)
     yield finding
     if listener is None:
         yield Finding("client", OK, f"version {_native.__version__}")
-        yield from _machine({}, 0, None)
+        yield from _machine({}, 0, None, ucx_library)
         return
     server = server_view.ServerHttp(http_addr)
     # Before the hello, which opens a connection.
@@ -93,7 +102,7 @@ def examine(addr: str, http_addr: str) -> Iterator[Finding]:
     yield check_versions(path)
     yield health_finding
     nodes = None if health is None else health.get("nodes")
-    yield from _machine(_pool(samples), listener.pid, nodes)
+    yield from _machine(_pool(samples), listener.pid, nodes, ucx_library)
     if health is not None:
         yield from rdma.check_peers(nodes)
         yield from server_view.check_numa(health, instances, machine.memory_nodes())
@@ -167,7 +176,7 @@ def _pool(samples: server_view.Samples | None) -> dict[str, int]:
 
 
 def _machine(
-    pool: dict[str, int], server_pid: int, nodes: dict[str, Any] | None
+    pool: dict[str, int], server_pid: int, nodes: dict[str, Any] | None, ucx_library: str | None
 ) -> Iterator[Finding]:
     size = pool.get("bytes", 0)
     yield machine.check_huge_pages(
@@ -178,7 +187,8 @@ def _machine(
     yield rdma.check_locked_memory(ports, size, server_pid)
     yield from rdma.check_ports(ports, nodes)
     yield from rdma.check_devices(ports)
-    if finding := rdma.check_ucx(rdma.find_ucx(), ports):
+    library = rdma.ucx_name(ucx_library, nodes)
+    if finding := rdma.check_ucx(rdma.find_ucx(library), ports):
         yield finding
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ MEMLOCK_FIX = (
 #: Versions with an assertion that ends the process when a peer dies during the greeting.
 _FRAGILE_BEFORE = (1, 14)
 _OLDEST = (1, 13)
+#: In UCX's mask of memory types; bit 0 is host memory.
+_CUDA_MEMORY = 1 << 1
+#: Opening many cards takes a second or two.
+_PROBE_TIMEOUT_S = 20
+_CHOICE = "--ucx-library of the server, or PEGA_UCX_LIBRARY, names the file libucp.so.0 to use"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,63 +185,104 @@ def check_locked_memory(
 
 @dataclasses.dataclass(frozen=True)
 class Ucx:
-    """The UCX library that programs of this machine find."""
+    """A UCX library, and what it can do on this machine."""
 
     version: tuple[int, int, int]
     path: Path
     has_verbs: bool  #: Its module for cards is beside it.
+    memory_types: int | None = None  #: UCX's mask; None: UCX does not start here.
+    has_cuda: bool = False  #: Its module for CUDA memory is beside it.
+    not_started: str = ""  #: Why UCX does not start.
 
     @property
     def text(self) -> str:
         return ".".join(map(str, self.version))
 
+    @property
+    def memory(self) -> str:
+        if self.memory_types is None:
+            return f"CUDA memory unknown: UCX does not start ({self.not_started})"
+        if self.memory_types & _CUDA_MEMORY:
+            return "with CUDA memory"
+        if self.has_cuda:
+            return "with a module for CUDA memory, which finds no GPU"
+        return "without CUDA memory"
 
-def find_ucx() -> Ucx | None:
-    """Loads the library, as the server does; None if there is none."""
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+
+def ucx_name(option: str | None, nodes: dict[str, Any] | None) -> str:
+    """The library to examine: that of the option, of the running server, or of the environment;
+    empty: the one that the system finds.
+    """
+    served = (nodes or {}).get("ucx", {}).get("library", "")
+    if not option and served and not Path(served).exists():
+        served = ""  # The server runs in a container.
+    return option or served or os.environ.get("PEGA_UCX_LIBRARY", "")
+
+
+def find_ucx(name: str = "") -> Ucx | str | None:
+    """Loads the library as the server does, in a child process. ``name`` is its file; empty: the
+    one that the system finds. A text: the reason why the named one cannot be loaded; None: no
+    library is installed.
+    """
+    command = [sys.executable, "-P", str(Path(__file__).with_name("ucx_probe.py")), name]
     try:
-        library = ctypes.CDLL("libucp.so.0")
-    except OSError:
-        return None
-    numbers = [ctypes.c_uint() for _ in range(3)]
-    library.ucp_get_version(*map(ctypes.byref, numbers))
-    paths = re.findall(r"\s(/\S*libucp\.so\S*)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    path = Path(paths[0]) if paths else Path("libucp.so.0")
-    major, minor, patch = (number.value for number in numbers)
-    return Ucx((major, minor, patch), path, has_verbs(path))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+        found = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return f"{name or 'the installed UCX'} did not start within {_PROBE_TIMEOUT_S} s"
+    except ValueError:  # A broken build ended the child.
+        return f"{name or 'the installed UCX'} ended the process that loaded it: {done.returncode}"
+    if "error" in found:
+        return found["error"] if name else None
+    path = Path(found["file"])
+    return Ucx(
+        version=tuple(found["version"]),
+        path=path,
+        has_verbs=has_verbs(path),
+        memory_types=found.get("memory_types"),
+        has_cuda=_has_module(path, "libuct_cuda"),
+        not_started=found.get("not_started", ""),
+    )
 
 
 def has_verbs(library: Path) -> bool:
-    return any((library.parent / "ucx").glob("libuct_ib.so*"))
+    return _has_module(library, "libuct_ib")
 
 
-def check_ucx(ucx: Ucx | None, found: Sequence[Port]) -> Finding | None:
+def _has_module(library: Path, name: str) -> bool:
+    # A wheel that contains UCX adds a hash to each name.
+    return any((library.parent / "ucx").glob(f"{name}*.so*"))
+
+
+def check_ucx(ucx: Ucx | str | None, found: Sequence[Port]) -> Finding | None:
     """No finding for a machine that has neither UCX nor cards."""
     wanted = any(port.state == "ACTIVE" for port in found)
     bad = ADVICE if wanted else OK
     if ucx is None:
         if not found:
             return None
-        return Finding("ucx", bad, "UCX is not installed", "apt-get install libucx0")
+        return Finding("ucx", bad, "UCX is not installed", f"apt-get install libucx0; {_CHOICE}")
+    if isinstance(ucx, str):
+        return Finding("ucx", PROBLEM if wanted else ADVICE, f"unusable: {ucx}", _CHOICE)
     detail = f"{ucx.text}, {ucx.path}"
     if ucx.version[:2] < _OLDEST:
-        return Finding("ucx", bad, f"{detail}: too old", "UCX 1.14 or newer")
+        return Finding("ucx", bad, f"{detail}: too old", f"UCX 1.14 or newer; {_CHOICE}")
     if not ucx.has_verbs:
         return Finding(
             "ucx",
             bad,
-            f"{detail}: built without RDMA, as the wheels of PyPI are",
-            "the distribution's libucx0, or the vendor's; LD_LIBRARY_PATH chooses",
+            f"{detail}: built without RDMA, as the wheels of PyPI are; {ucx.memory}",
+            f"the distribution's libucx0, or the vendor's; {_CHOICE}",
         )
     if wanted and ucx.version[:2] < _FRAGILE_BEFORE:
         return Finding(
             "ucx",
             ADVICE,
-            f"{detail}, with RDMA; Debian's build may end the server when a peer dies "
-            "during the greeting",
-            "UCX 1.14 or newer, the same on all nodes; LD_LIBRARY_PATH chooses",
+            f"{detail}, with RDMA, {ucx.memory}; Debian's build may end the server when a peer "
+            "dies during the greeting",
+            f"UCX 1.14 or newer, the same on all nodes; {_CHOICE}",
         )
-    return Finding("ucx", OK, f"{detail}, with RDMA")
+    return Finding("ucx", OK, f"{detail}, with RDMA, {ucx.memory}")
 
 
 def check_peers(nodes: dict[str, Any] | None) -> Iterator[Finding]:
