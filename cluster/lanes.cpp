@@ -180,7 +180,8 @@ Result<void> Lanes::add_trial(Lane& lane) {
   lane.trial_memory = std::make_unique<std::byte[]>(kBytes);
   const std::vector<std::byte> ours = trial_page(lane.fabric->describe().incarnation);
   std::copy(ours.begin(), ours.end(), lane.trial_memory.get());
-  PEGA_TRY_LET(lane.trial, lane.fabric->register_region({lane.trial_memory.get(), kBytes}));
+  PEGA_TRY_LET(lane.trial,
+               lane.fabric->register_region(std::span(lane.trial_memory.get(), kBytes)));
   return lane.fabric->lend(*lane.trial, TimePoint::max());
 }
 

@@ -295,7 +295,7 @@ class SimCluster::Watched final : public Fabric {
  public:
   Watched(Fabric& fabric, const SimCluster& cluster, std::size_t node)
       : fabric_(fabric), cluster_(cluster), node_(node) {}
-  Result<RegionId> register_region(std::span<std::byte> memory) override {
+  Result<RegionId> register_region(const Memory& memory) override {
     return fabric_.register_region(memory);
   }
   Result<void> lend(RegionId region, TimePoint until) override {

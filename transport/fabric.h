@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/memory.h"
 #include "transport/region.h"
 
 namespace pegaflow {
@@ -85,9 +85,10 @@ class Fabric {
   /// Registers `memory` as a target of reads and, after lend(), for reads by peers. It stays mapped
   /// until unregister_region() has returned or the Fabric is gone. Registering a pool with a
   /// network card may take seconds.
-  /// Errors: kOutOfCapacity when there are too many regions; kInvalidArgument when it is empty; the
-  /// backend's own when it cannot be registered.
-  virtual Result<RegionId> register_region(std::span<std::byte> memory) = 0;
+  /// Errors: kOutOfCapacity when there are too many regions; kInvalidArgument when it is empty;
+  /// kRefused when the backend cannot register memory of that kind; the backend's own when it
+  /// cannot be registered.
+  virtual Result<RegionId> register_region(const Memory& memory) = 0;
 
   /// Sets the time until which peers may read a region. Initially they may not; a time in the past
   /// ends the lease. A backend that serves each read itself rejects later reads (kGone for the

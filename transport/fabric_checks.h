@@ -46,6 +46,14 @@ inline Result<void> check_size(const Fabric::Batch& batch, std::size_t most) {
               most, batch.chunks.size());
 }
 
+/// The bytes of host memory, for backends that register no other. Errors: those of
+/// Fabric::register_region().
+inline Result<std::span<std::byte>> host_bytes(const Memory& memory, std::string_view lane) {
+  if (memory.kind == MemoryKind::kHost) return std::span(memory.base, memory.bytes);
+  return fail(Errc::kRefused, "the lane {} registers host memory only, and not that of GPU {}",
+              lane, memory.device);
+}
+
 /// Whether a region of that size contains those bytes.
 inline bool fits(std::uint64_t region_bytes, std::uint64_t offset, std::uint64_t size_bytes) {
   return size_bytes <= region_bytes && offset <= region_bytes - size_bytes;

@@ -69,15 +69,16 @@ void SimFabric::schedule(void (SimFabric::*act)(), TimePoint when) {
 
 // ---- regions
 
-Result<RegionId> SimFabric::register_region(std::span<std::byte> memory) {
-  if (memory.empty()) return fail(Errc::kInvalidArgument, "a region has at least one byte");
+Result<RegionId> SimFabric::register_region(const Memory& memory) {
+  PEGA_TRY_LET(const std::span<std::byte> bytes, host_bytes(memory, kBackend));
+  if (bytes.empty()) return fail(Errc::kInvalidArgument, "a region has at least one byte");
   const std::lock_guard lock(network_.mutex_);
   if (last_region_ == kMostRegions) {
     return fail(Errc::kOutOfCapacity, "{} regions were registered already", kMostRegions);
   }
   const RegionId region{last_region_++};
-  regions_[static_cast<std::uint32_t>(region)] = {.memory = memory};
-  dealer_.add_region(region, memory.size());
+  regions_[static_cast<std::uint32_t>(region)] = {.memory = bytes};
+  dealer_.add_region(region, bytes.size());
   return region;
 }
 

@@ -56,7 +56,7 @@ class SimFabric final : public Fabric {
   SimFabric(const SimFabric&) = delete;
   SimFabric& operator=(const SimFabric&) = delete;
 
-  Result<RegionId> register_region(std::span<std::byte> memory) override;
+  Result<RegionId> register_region(const Memory& memory) override;
   Result<void> lend(RegionId region, TimePoint until) override;
   void unregister_region(RegionId region) override;
   [[nodiscard]] FabricDescriptor describe() const override;

@@ -118,9 +118,10 @@ TcpFabric::~TcpFabric() {
 
 // ---- callers
 
-Result<RegionId> TcpFabric::register_region(std::span<std::byte> memory) {
+Result<RegionId> TcpFabric::register_region(const Memory& memory) {
+  PEGA_TRY_LET(const std::span<std::byte> bytes, host_bytes(memory, kBackend));
   const std::lock_guard lock(regions_mutex_);
-  return regions_.add(memory);
+  return regions_.add(bytes);
 }
 
 Result<void> TcpFabric::lend(RegionId region, TimePoint until) {

@@ -60,7 +60,7 @@ class TcpFabric final : public Fabric {
   TcpFabric(const TcpFabric&) = delete;
   TcpFabric& operator=(const TcpFabric&) = delete;
 
-  Result<RegionId> register_region(std::span<std::byte> memory) override;
+  Result<RegionId> register_region(const Memory& memory) override;
   Result<void> lend(RegionId region, TimePoint until) override;
   void unregister_region(RegionId region) override;
   [[nodiscard]] FabricDescriptor describe() const override;

@@ -21,7 +21,7 @@ Result<UcxFabric::Library> UcxFabric::load_library(const std::string&) { return 
 
 // create() returns no fabric, so these have nothing to do.
 UcxFabric::~UcxFabric() = default;
-Result<RegionId> UcxFabric::register_region(std::span<std::byte>) { return not_built(); }
+Result<RegionId> UcxFabric::register_region(const Memory&) { return not_built(); }
 Result<void> UcxFabric::lend(RegionId, TimePoint) { return not_built(); }
 void UcxFabric::unregister_region(RegionId) {}
 FabricDescriptor UcxFabric::describe() const { return {}; }

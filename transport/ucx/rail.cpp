@@ -80,8 +80,7 @@ void Rail::hand_over(const Command& command) {
   commanded_.store(true, std::memory_order_release);  // Pairs with the exchange in iterate().
 }
 
-std::future<Result<std::vector<std::byte>>> Rail::map(RegionId region,
-                                                      std::span<std::byte> memory) {
+std::future<Result<std::vector<std::byte>>> Rail::map(RegionId region, const Memory& memory) {
   const auto done = std::make_shared<std::promise<Result<std::vector<std::byte>>>>();
   hand_over(Map{region, memory, done});
   return done->get_future();
@@ -115,10 +114,13 @@ Result<void> Rail::start() {
   if (!options_.cores.empty() && !keep_thread_on(options_.cores)) {
     kLog.debug("cannot bind a rail's thread to the cores of its card device={}", options_.device);
   }
+  // Before UCX is opened, which may look for the context, and then for each copy.
+  if (options_.gpu) PEGA_TRY(options_.gpu->make_current());
   loop_ = std::make_unique<Loop>();
   Loop& loop = *loop_;
   PEGA_TRY_LET(loop.context, Context::open(api_, {.device = options_.device,
                                                   .sockets = options_.sockets,
+                                                  .gpu = options_.gpu.has_value(),
                                                   .peers = options_.peers}));
   PEGA_TRY_LET(loop.requester_worker, Worker::create(*loop.context));
   PEGA_TRY_LET(loop.responder_worker, Worker::create(*loop.context));
@@ -208,6 +210,21 @@ void Rail::sleep() {
   if (wait[2].revents != 0) commanded_.store(true, std::memory_order_relaxed);
 }
 
+Result<std::vector<std::byte>> Rail::map_now(const Map& map) {
+  Loop& loop = *loop_;
+  if (map.memory.kind == MemoryKind::kCuda) {
+    if (!options_.gpu || options_.gpu->device != map.memory.device) {
+      return fail(Errc::kRefused, "this fabric was created for {}, and not for memory of GPU {}",
+                  options_.gpu ? fmt::format("GPU {}", options_.gpu->device) : "host memory",
+                  map.memory.device);
+    }
+    PEGA_TRY(loop.context->check_kind(map.memory.kind));
+  }
+  PEGA_TRY_LET(ucp_mem_h const handle, loop.context->map(map.memory));
+  loop.regions[static_cast<std::uint32_t>(map.region)] = {map.memory, handle};
+  return loop.context->pack_key(handle);
+}
+
 void Rail::carry_out(Command command) {
   Loop& loop = *loop_;
   if (auto* const connect = std::get_if<Connect>(&command)) {
@@ -215,10 +232,7 @@ void Rail::carry_out(Command command) {
   } else if (const auto* const disconnect = std::get_if<Disconnect>(&command)) {
     loop.requester->disconnect(disconnect->id);
   } else if (const auto* const map = std::get_if<Map>(&command)) {
-    Result<ucp_mem_h> handle = loop.context->map(map->memory);
-    if (!handle) return map->done->set_value(tl::unexpected<Error>(handle.error()));
-    loop.regions[static_cast<std::uint32_t>(map->region)] = {map->memory, *handle};
-    map->done->set_value(loop.context->pack_key(*handle));
+    map->done->set_value(map_now(*map));
   } else if (const auto* const lend = std::get_if<Lend>(&command)) {
     loop.responder->lend(lend->region, lend->until);
     const auto done = [lend_done = lend->done] {

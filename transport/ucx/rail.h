@@ -7,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -39,6 +40,7 @@ class Rail {
   struct Options {
     std::string device;
     bool sockets = false;
+    std::optional<GpuContext> gpu{};  ///< As in UcxFabric::Options.
     std::size_t peers = 256;
     Duration spin{};
     std::vector<std::uint32_t> cores;  ///< The thread's affinity; empty: any core.
@@ -54,7 +56,7 @@ class Rail {
   };
 
   /// Starts the thread. All references outlive it.
-  /// Errors: as Context::open(); kInternal without a thread.
+  /// Errors: as Context::open() and GpuContext::make_current; kInternal without a thread.
   static Result<std::unique_ptr<Rail>> open(const Options& options, const UcpApi& api,
                                             const Id128& incarnation, Dealer& dealer,
                                             const Clock& clock, Hooks hooks);
@@ -70,8 +72,9 @@ class Rail {
   /// nudge() may be called.
   void stop();
 
-  /// Registers memory; returns the key for peers. Errors: as Context::map().
-  std::future<Result<std::vector<std::byte>>> map(RegionId region, std::span<std::byte> memory);
+  /// Registers memory; returns the key for peers. Errors: kRefused for memory of another GPU than
+  /// Options::gpu; as Context::check_kind() and Context::map().
+  std::future<Result<std::vector<std::byte>>> map(RegionId region, const Memory& memory);
   /// Makes readers stop, removes the memory from the card, and then fulfills the promise. No local
   /// operation on the region is in flight. Unknown regions are fine.
   std::future<void> unmap(RegionId region);
@@ -93,7 +96,7 @@ class Rail {
   };
   struct Map {
     RegionId region{};
-    std::span<std::byte> memory;
+    Memory memory;
     std::shared_ptr<std::promise<Result<std::vector<std::byte>>>> done;
   };
   struct Unmap {
@@ -118,6 +121,7 @@ class Rail {
   void sleep();
   void end();
   void carry_out(Command command);
+  Result<std::vector<std::byte>> map_now(const Map& map);
   void take_messages();
   void report_outcomes();
 

@@ -242,9 +242,9 @@ void Requester::post(Path& path, Region& region, const Operation& operation, Tim
   parameters.cb.send = &Requester::on_done;
   parameters.user_data = posted;
   parameters.memh = local.handle;
-  parameters.memory_type = UCS_MEMORY_TYPE_HOST;
+  parameters.memory_type = ucx_type(local.memory.kind);
   const ucs_status_ptr_t request = api.get_nbx(
-      path.endpoint->get(), local.memory.data() + operation.local_offset, operation.size_bytes,
+      path.endpoint->get(), local.memory.base + operation.local_offset, operation.size_bytes,
       remote.base + operation.remote_offset, region.key, &parameters);
   // No request: there will be no callback.
   if (request == nullptr) return finish(posted, UCS_OK);

@@ -34,7 +34,7 @@ struct PeerAddress {
 
 /// A local region as registered with one rail.
 struct LocalRegion {
-  std::span<std::byte> memory;
+  Memory memory;
   ucp_mem_h handle = nullptr;
 };
 using LocalRegions = std::unordered_map<std::uint32_t, LocalRegion>;

@@ -102,6 +102,7 @@ Result<UcpApi> open_library(const std::string& name) {
   PEGA_FIND(config_release);
   PEGA_FIND(init_version);
   PEGA_FIND(cleanup);
+  PEGA_FIND(context_query);
   PEGA_FIND(get_version);
   PEGA_FIND(get_version_string);
   PEGA_FIND(worker_create);

@@ -21,6 +21,7 @@ struct UcpApi {
   decltype(&::ucp_config_release) config_release;
   decltype(&::ucp_init_version) init_version;
   decltype(&::ucp_cleanup) cleanup;
+  decltype(&::ucp_context_query) context_query;
   decltype(&::ucp_get_version) get_version;
   decltype(&::ucp_get_version_string) get_version_string;
   decltype(&::ucp_worker_create) worker_create;

@@ -127,6 +127,7 @@ Result<void> UcxFabric::start(const Clock& clock) {
         ucx::Rail::open(
             {.device = device,
              .sockets = options_.sockets,
+             .gpu = options_.gpu,
              .peers = options_.peers,
              .spin = options_.spin,
              .cores = options_.sockets ? std::vector<std::uint32_t>() : cores_near(device),
@@ -175,8 +176,8 @@ void UcxFabric::nudge_all() {
 
 // ---- regions
 
-Result<RegionId> UcxFabric::register_region(std::span<std::byte> memory) {
-  if (memory.empty()) return fail(Errc::kInvalidArgument, "a region has at least one byte");
+Result<RegionId> UcxFabric::register_region(const Memory& memory) {
+  if (memory.bytes == 0) return fail(Errc::kInvalidArgument, "a region has at least one byte");
   std::uint32_t number = 0;
   {
     const std::lock_guard lock(parts_->regions_mutex);
@@ -186,7 +187,7 @@ Result<RegionId> UcxFabric::register_region(std::span<std::byte> memory) {
     number = parts_->last_region++;
   }
   const RegionId region{number};
-  ucx::RegionKey key{.base = reinterpret_cast<std::uintptr_t>(memory.data()), .rail_keys = {}};
+  ucx::RegionKey key{.base = reinterpret_cast<std::uintptr_t>(memory.base), .rail_keys = {}};
   std::vector<std::future<Result<std::vector<std::byte>>>> keys;
   // All cards at once: registration takes seconds for a large pool.
   for (const auto& rail : parts_->rails) keys.push_back(rail->map(region, memory));
@@ -203,9 +204,9 @@ Result<RegionId> UcxFabric::register_region(std::span<std::byte> memory) {
     for (const auto& rail : parts_->rails) rail->unmap(region).wait();
     return tl::unexpected<Error>(std::move(mapped.error()));
   }
-  parts_->dealer.add_region(region, memory.size());
+  parts_->dealer.add_region(region, memory.bytes);
   const std::lock_guard lock(parts_->regions_mutex);
-  parts_->regions[number] = {.size_bytes = memory.size(), .key = pack(key)};
+  parts_->regions[number] = {.size_bytes = memory.bytes, .key = pack(key)};
   return region;
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ namespace pegaflow {
 /// A process with the description of a fabric can read all registered memory, lent or not, if it
 /// ignores this protocol: give the description only to peers. Nothing is encrypted.
 ///
+/// Memory of GPUs can be registered where UCX and the card support it. Reads out of it and into it
+/// are the card's own, or fail; over sockets UCX copies it through host memory.
+///
 /// Environment variables UCX_* override our settings. UCX is loaded at run time, once per process.
 ///
 /// Thread-safe. Limits are those of Options; beyond them calls return kBusy.
@@ -43,6 +47,11 @@ class UcxFabric final : public Fabric {
     /// For tests: UCX over TCP, where `rails` are network interfaces ("lo"). Every machine that
     /// reaches the interface can then read all memory of this process.
     bool sockets = false;
+    /// The GPU whose memory may be registered; its context outlives the fabric. Made current on
+    /// each rail's thread, before that opens UCX. Empty: memory of GPUs is refused, and UCX uses
+    /// none; over TCP it then cannot read such memory of peers either. UCX before 1.19 supports one
+    /// GPU in a process.
+    std::optional<GpuContext> gpu{};
     std::size_t piece_bytes = std::size_t{1} << 20;    ///< The largest GET; 4 KiB to 1 GiB.
     std::size_t window_bytes = std::size_t{16} << 20;  ///< In flight per peer and rail.
     /// GETs in flight per peer and rail. Less than the 256 of a card's queue: when that is full, a
@@ -63,7 +72,8 @@ class UcxFabric final : public Fabric {
   /// the environment.
   /// Errors: kInvalidArgument when an option is out of its range; kRefused when this program was
   /// built without UCX, UCX is not installed, the named library cannot be used, or it does not know
-  /// the card; UCX's own; kInternal when no thread can be started.
+  /// the card; those of GpuContext::make_current; UCX's own; kInternal when no thread can be
+  /// started.
   static Result<std::unique_ptr<UcxFabric>> create(const Options& options, const Clock& clock,
                                                    CompletionSink sink);
   ~UcxFabric() override;
@@ -79,7 +89,7 @@ class UcxFabric final : public Fabric {
   /// calls, also by create(), have to name the same. Errors: kRefused, as create().
   static Result<Library> load_library(const std::string& name);
 
-  Result<RegionId> register_region(std::span<std::byte> memory) override;
+  Result<RegionId> register_region(const Memory& memory) override;
   Result<void> lend(RegionId region, TimePoint until) override;
   void unregister_region(RegionId region) override;
   [[nodiscard]] FabricDescriptor describe() const override;

@@ -23,14 +23,16 @@ struct Setting {
 
 /// A dead peer is detected within some 0.8 s (7 x 100 ms, in steps of InfiniBand's timer); UCX's
 /// default is 7 s. Six retries, since Soft-RoCE takes seven as "no limit".
-constexpr Setting kCard[] = {{"TLS", "rc,ud:aux"},
-                             {"RC_TIMEOUT", "100ms"},
-                             {"RC_RETRY_COUNT", "6"},
-                             {"KEEPALIVE_INTERVAL", "1s"}};
+constexpr Setting kCard[] = {
+    {"RC_TIMEOUT", "100ms"}, {"RC_RETRY_COUNT", "6"}, {"KEEPALIVE_INTERVAL", "1s"}};
 /// A GET that the card cannot execute must fail instead of being emulated. From 1.21 on.
 constexpr Setting kNoEmulation = {"PROTO_EMULATION_ENABLE", "n"};
-/// For tests. Our own timeouts find holes in the network (Options::stall_timeout).
-constexpr Setting kSockets[] = {{"TLS", "tcp"}};
+/// UCX's transports: over a card, and for tests over sockets, where our own timeouts find holes in
+/// the network (Options::stall_timeout). With memory of a GPU also cuda_copy, which detects it and
+/// copies it where a network does not. Never cuda_ipc: it costs 20 times as much for each read as a
+/// card (vllm#55434), and maps the memory of other processes until this one ends (ucx#11753).
+constexpr const char* kTransports[2][2] = {{"rc,ud:aux", "rc,ud:aux,cuda_copy"},
+                                           {"tcp", "tcp,cuda_copy"}};
 constexpr Setting kBoth[] = {{"RNDV_THRESH", "inf"}};
 /// The dealer distributes bytes to cards itself; up to 1.13 UCX never uses two.
 constexpr Setting kOneRail = {"MAX_RMA_RAILS", "1"};
@@ -69,9 +71,8 @@ Result<std::unique_ptr<Context>> Context::open(const UcpApi& api, const Options&
   set(api, config, {"NET_DEVICES", options.device.c_str()});
   for (const Setting& setting : kBoth) set(api, config, setting);
   if (api.version() >= 1014) set(api, config, kOneRail);
-  if (options.sockets) {
-    for (const Setting& setting : kSockets) set(api, config, setting);
-  } else {
+  set(api, config, {"TLS", kTransports[options.sockets ? 1 : 0][options.gpu ? 1 : 0]});
+  if (!options.sockets) {
     for (const Setting& setting : kCard) set(api, config, setting);
     if (api.version() >= 1014) set(api, config, kRelaxed);
     if (api.version() >= 1021) set(api, config, kNoEmulation);
@@ -91,19 +92,33 @@ Result<std::unique_ptr<Context>> Context::open(const UcpApi& api, const Options&
 
 Context::~Context() { api_.cleanup(context_); }
 
-Result<ucp_mem_h> Context::map(std::span<std::byte> memory) {
+Result<void> Context::check_kind(MemoryKind kind) const {
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  const ucs_status_t status = api_.context_query(context_, &attributes);
+  if (status != UCS_OK) return fail_ucx(api_, status, "list the kinds of memory that UCX supports");
+  if ((attributes.memory_types & (std::uint64_t{1} << ucx_type(kind))) != 0) return {};
+  return fail(Errc::kRefused,
+              "UCX {} at {} has no CUDA support on this machine: name one that has it with "
+              "--ucx-library or PEGA_UCX_LIBRARY",
+              api_.get_version_string(), api_.file);
+}
+
+Result<ucp_mem_h> Context::map(const Memory& memory) {
   ucp_mem_map_params_t parameters{};
   parameters.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                           UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
-  parameters.address = memory.data();
-  parameters.length = memory.size();
-  parameters.memory_type = UCS_MEMORY_TYPE_HOST;
+  parameters.address = memory.base;
+  parameters.length = memory.bytes;
+  parameters.memory_type = ucx_type(memory.kind);
   ucp_mem_h handle = nullptr;
   const ucs_status_t status = api_.mem_map(context_, &parameters, &handle);
   if (status == UCS_OK) return handle;
+  const char* const remedy = memory.kind == MemoryKind::kCuda
+                                 ? "can the card reach GPU memory, by dma-buf or nvidia_peermem?"
+                                 : "is RLIMIT_MEMLOCK large enough?";
   return fail_ucx(api_, status,
-                  fmt::format("register {} bytes with the card (is RLIMIT_MEMLOCK large enough?)",
-                              memory.size()));
+                  fmt::format("register {} bytes with the card ({})", memory.bytes, remedy));
 }
 
 void Context::unmap(ucp_mem_h handle) { (void)api_.mem_unmap(context_, handle); }

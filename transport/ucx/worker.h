@@ -12,10 +12,16 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/memory.h"
 #include "transport/ucx/ucp_api.h"
 #include "transport/ucx/wire.h"
 
 namespace pegaflow::ucx {
+
+/// The kind of memory as UCX names it.
+constexpr ucs_memory_type_t ucx_type(MemoryKind kind) {
+  return kind == MemoryKind::kCuda ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
+}
 
 /// One card, or for tests one network interface. Thread-bound.
 class Context {
@@ -23,6 +29,7 @@ class Context {
   struct Options {
     std::string device;    ///< "mlx5_0:1"; with `sockets` an interface: "lo".
     bool sockets = false;  ///< UCX over TCP.
+    bool gpu = false;      ///< UCX may use a GPU, for memory of it.
     std::size_t peers = 256;
   };
   /// Environment variables UCX_* override our settings. Errors: kRefused when UCX has no such
@@ -32,8 +39,11 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Registers memory with the card. Errors: as ucx_error().
-  Result<ucp_mem_h> map(std::span<std::byte> memory);
+  /// Whether UCX supports memory of that kind on this machine. Errors: kRefused; as ucx_error().
+  [[nodiscard]] Result<void> check_kind(MemoryKind kind) const;
+  /// Registers memory with the card. Requires check_kind(); with memory of a GPU, its context is
+  /// current on this thread. Errors: as ucx_error().
+  Result<ucp_mem_h> map(const Memory& memory);
   /// Afterwards the card no longer reaches the memory, whatever keys peers have.
   void unmap(ucp_mem_h handle);
   /// Returns the key that a peer unpacks to read the memory.

@@ -178,7 +178,7 @@ class PlayedLenders final : public cluster::Lenders {
 /// Keeps batches until the test completes them.
 class PlayedFabric final : public Fabric {
  public:
-  Result<RegionId> register_region(std::span<std::byte>) override { return kOurPool; }
+  Result<RegionId> register_region(const Memory&) override { return kOurPool; }
   Result<void> lend(RegionId, TimePoint) override { return {}; }
   void unregister_region(RegionId) override {}
   [[nodiscard]] FabricDescriptor describe() const override { return {}; }

@@ -182,6 +182,18 @@ TEST_CASE_TEMPLATE_DEFINE("a fabric", Backend, fabric_conformance) {
     CHECK(holder.fabric->register_region({}).error().code == Errc::kInvalidArgument);
   }
 
+  SUBCASE("refuses memory of a GPU that it was not created for, and works on") {
+    FabricPair<Backend> pair;
+
+    const auto region = pair.holder.fabric->register_region(Memory::cuda(1 << 20, 4096, 3));
+
+    REQUIRE_FALSE(region);
+    CHECK(region.error().code == Errc::kRefused);
+    CHECK(region.error().detail.find("GPU 3") != std::string::npos);
+    CHECK(pair.holder.fabric->describe().regions.size() == 1);
+    CHECK(all_good(pair.reader.read(pair.peer, {pair.chunk(0, 0, 4096)})));
+  }
+
   SUBCASE("reports each chunk that is out of range, and reads the others") {
     FabricPair<Backend> pair;
     const std::uint64_t end = pair.holder.memory.size();
