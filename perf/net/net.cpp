@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "base/units.h"
-#include "harness/engine_memory.h"
 #include "perf/lib/command.h"
 #include "perf/net/net_holder.h"
 #include "perf/net/net_lane.h"
+#include "perf/net/net_memory.h"
 #include "perf/net/net_perftest.h"
 #include "perf/net/net_plain.h"
 #include "transport/tcp/socket.h"
@@ -45,6 +45,7 @@ struct NetOptions {
   bool check = false;
   NetLane lane;
   std::vector<std::string> their_rails;
+  std::string their_memory;
   std::string no_bound_because;  ///< Detected, not an option.
   std::vector<std::string> pages = {"64kb", "2mb"};
 };
@@ -84,10 +85,9 @@ class Puller {
                                                  const NetOptions& options,
                                                  std::uint64_t memory_bytes) {
     std::unique_ptr<Puller> puller(new Puller(options));
-    PEGA_TRY_LET(puller->memory_, harness::Mapping::anonymous(memory_bytes));
-    PEGA_TRY_LET(puller->expected_, harness::Mapping::anonymous(memory_bytes));
+    PEGA_TRY_LET(std::shared_ptr<NetGpu> gpu, gpu_of(options.lane));
+    PEGA_TRY_LET(puller->memory_, NetMemory::create(gpu, memory_bytes));
     const auto seed = static_cast<std::uint64_t>(options.common.seed);
-    fill_net_pattern(puller->expected_->bytes(), seed);
     PEGA_TRY_LET(NetConnection connection, ask_holder(address, {.backend = options.lane.backend,
                                                                 .memory_bytes = memory_bytes,
                                                                 .seed = seed}));
@@ -96,15 +96,20 @@ class Puller {
       puller->host_ = puller->host_.substr(1, puller->host_.size() - 2);
     }
     puller->connection_ = std::move(connection);
+    if (gpu == nullptr && puller->their_memory() != "host") {
+      // UCX over TCP reads a peer's GPU memory only if it may use a GPU here.
+      if (auto any = NetGpu::open(0)) gpu = std::move(*any);
+    }
     PEGA_TRY_LET(const tcp::SocketAddress near,
                  tcp::SocketAddress::near_end(puller->connection_->socket.get()));
     const auto connections = static_cast<unsigned>(options.connections);
-    PEGA_TRY_LET(puller->fabric_,
-                 make_lane(options.lane, to_string(near.with_port(0)), puller->clock_,
-                           [at = puller.get()](Fabric::Completion&& done) {
-                             at->inbox_.put(std::move(done));
-                           }));
-    PEGA_TRY_LET(puller->region_, puller->fabric_->register_region(puller->memory_->bytes()));
+    PEGA_TRY_LET(puller->fabric_, make_lane(
+                                      options.lane, to_string(near.with_port(0)), puller->clock_,
+                                      [at = puller.get()](Fabric::Completion&& done) {
+                                        at->inbox_.put(std::move(done));
+                                      },
+                                      gpu));
+    PEGA_TRY_LET(puller->region_, puller->fabric_->register_region(puller->memory_->memory()));
     PEGA_TRY_LET(puller->peer_, puller->fabric_->connect(puller->connection_->offer.fabric));
     if (options.lane.backend == "tcp") {
       const std::string& plain = puller->connection_->offer.plain;
@@ -131,13 +136,13 @@ class Puller {
   }
   Result<Duration> plain(std::uint64_t bytes) {
     const auto begin = SteadyTime::now();
-    PEGA_TRY(plain_->receive(memory_->bytes(), bytes));
+    PEGA_TRY(plain_->receive(memory_->host_bytes(), bytes));
     return SteadyTime::now() - begin;
   }
   /// Reads one page through one plain socket, to the same place.
   Result<Duration> plain_page(std::uint64_t page_bytes, std::uint64_t at) {
     const auto begin = SteadyTime::now();
-    PEGA_TRY(one_plain_->receive(memory_->bytes().subspan(at % memory_bytes(), page_bytes),
+    PEGA_TRY(one_plain_->receive(memory_->host_bytes().subspan(at % memory_bytes(), page_bytes),
                                  page_bytes, at));
     return SteadyTime::now() - begin;
   }
@@ -150,16 +155,13 @@ class Puller {
     return run_perftest(options_.lane, host_, port, size_bytes, count, outstanding);
   }
 
-  void clear() { std::memset(memory_->bytes().data(), 0, memory_->bytes().size()); }
+  Result<void> clear() { return memory_->clear(); }
   /// Errors: kCorrupt when the first `bytes` differ from the holder's.
-  [[nodiscard]] Result<void> compare(std::uint64_t bytes) const {
-    if (std::memcmp(memory_->bytes().data(), expected_->bytes().data(), bytes) == 0) return {};
-    const auto differ =
-        std::mismatch(memory_->bytes().begin(), memory_->bytes().end(), expected_->bytes().begin());
-    return fail(Errc::kCorrupt, "byte {} of the memory differs from the holder's",
-                differ.first - memory_->bytes().begin());
+  [[nodiscard]] Result<void> compare(std::uint64_t bytes) {
+    return memory_->compare(static_cast<std::uint64_t>(options_.common.seed), bytes);
   }
-  [[nodiscard]] std::uint64_t memory_bytes() const { return memory_->bytes().size(); }
+  [[nodiscard]] const std::string& their_memory() const { return connection_->offer.memory; }
+  [[nodiscard]] std::uint64_t memory_bytes() const { return memory_->size_bytes(); }
 
  private:
   explicit Puller(const NetOptions& options) : options_(options) {}
@@ -191,8 +193,7 @@ class Puller {
   NetOptions options_;
   SteadyClock clock_;
   Inbox inbox_;
-  std::optional<harness::Mapping> memory_;
-  std::optional<harness::Mapping> expected_;
+  std::unique_ptr<NetMemory> memory_;
   std::optional<NetConnection> connection_;
   std::string host_;
   std::unique_ptr<Fabric> fabric_;  // Destroyed before the memory that it writes to.
@@ -249,7 +250,7 @@ Result<void> measure_rate(Puller& puller, const NetOptions& options, std::uint64
       batch_bytes * std::max<std::uint64_t>(options.round_bytes / batch_bytes,
                                             2 * static_cast<std::uint64_t>(options.depth));
   const auto ours = [&](bool check) -> Result<double> {
-    if (check) puller.clear();
+    if (check) PEGA_TRY(puller.clear());
     PEGA_TRY_LET(const Duration took,
                  puller.pull(bytes, page_bytes, batch, static_cast<std::uint64_t>(options.depth)));
     if (check) PEGA_TRY(puller.compare(std::min(bytes, puller.memory_bytes())));
@@ -362,6 +363,11 @@ void declare(OptionTable& table, NetOptions& options) {
              "With ucx: NICs and ports of this end, such as mlx5_0:1. Default: all with a link.");
   table.list("their-rails", options.their_rails,
              "With ucx and without an address: NICs of the other end. Default: --rails.");
+  table.text("memory", options.lane.memory,
+             "Memory of this end: host, or with ucx cuda or cuda:N, that of a GPU. UCX and, over "
+             "NICs, the NIC have to support it: see --ucx-library.");
+  table.text("their-memory", options.their_memory,
+             "With ucx and without an address: memory of the other end. Default: --memory.");
   table.flag("ucx-over-tcp", options.lane.ucx_over_tcp,
              "Test --backend ucx without a NIC: UCX over TCP, where --rails are network "
              "interfaces such as lo. Any host that reaches one can read all memory of this "
@@ -396,10 +402,13 @@ std::string take_address(std::vector<const char*>& words) {
 /// Errors: kInvalidArgument when options exclude each other.
 Result<void> check_ends(const NetOptions& options, const std::string& address) {
   const bool is_alone = address.empty() && options.listen.empty();
-  if (!options.their_rails.empty() && (options.lane.backend != "ucx" || !is_alone)) {
-    return fail(Errc::kInvalidArgument,
-                "--their-rails needs --backend ucx and both ends on this machine");
+  if ((!options.their_rails.empty() || !options.their_memory.empty()) &&
+      (options.lane.backend != "ucx" || !is_alone)) {
+    return fail(
+        Errc::kInvalidArgument,
+        "--their-rails and --their-memory need --backend ucx and both ends on this machine");
   }
+  if (!options.their_memory.empty()) PEGA_TRY(parse_memory(options.their_memory));
   if (!options.listen.empty() && !address.empty()) {
     return fail(Errc::kInvalidArgument, "--listen is for the other end, not with `net {}`",
                 address);
@@ -441,6 +450,7 @@ Result<OtherEnd> find_other_end(const NetOptions& options, const std::string& ad
   if (!address.empty()) return OtherEnd{.child = {}, .address = address, .link = "to " + address};
   NetLane theirs = options.lane;
   if (!options.their_rails.empty()) theirs.rails = options.their_rails;
+  if (!options.their_memory.empty()) theirs.memory = options.their_memory;
   PEGA_TRY_LET(NetChild child, NetChild::start(theirs));
   OtherEnd other{.child = {}, .address = child.address(), .link = "between NICs here"};
   if (options.lane.backend != "ucx") {
@@ -460,6 +470,9 @@ Result<void> measure_size(NetOptions& options, const OtherEnd& other, std::uint6
   // A multiple of the page: where a batch wraps around, no page crosses the end.
   const std::uint64_t fitting = (memory_bytes + size - 1) / size * size;
   PEGA_TRY_LET(const auto puller, Puller::connect(other.address, options, fitting));
+  if (options.lane.memory != "host" || puller->their_memory() != "host") {
+    options.no_bound_because = "ucx_perftest is run with host memory only";
+  }
   if (options.lane.backend == "ucx" && options.no_bound_because.empty()) {
     if (const Result<Perftest> tried = puller->perftest(size, 4, 1); !tried) {
       options.no_bound_because = to_string(tried.error());
@@ -471,6 +484,8 @@ Result<void> measure_size(NetOptions& options, const OtherEnd& other, std::uint6
                          {"piece_bytes", static_cast<std::int64_t>(options.piece_bytes)},
                          {"window_bytes", static_cast<std::int64_t>(options.window_bytes)},
                          {"lane", options.lane.backend},
+                         {"memory", options.lane.memory},
+                         {"their_memory", puller->their_memory()},
                          {"rails", static_cast<std::int64_t>(options.lane.rails.size())},
                          {"link", other.link}};
   PEGA_TRY(measure_rate(*puller, options, size, params, figures));

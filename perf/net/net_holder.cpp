@@ -20,8 +20,8 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/pool/memory_room.h"
-#include "harness/engine_memory.h"
 #include "perf/lib/command.h"
+#include "perf/net/net_memory.h"
 #include "perf/net/net_perftest.h"
 #include "perf/net/net_plain.h"
 #include "transport/tcp/socket.h"
@@ -30,7 +30,7 @@ namespace pegaflow::perf {
 namespace {
 
 constexpr Log kLog{"net"};
-constexpr int kProtocol = 2;
+constexpr int kProtocol = 3;
 constexpr std::size_t kLineBytes = 65536;
 constexpr std::uint64_t kMostMemory = std::uint64_t{64} << 30;
 constexpr std::chrono::seconds kGreetingPatience{10};
@@ -81,7 +81,8 @@ nlohmann::json to_json(const NetOffer& offer) {
           {"incarnation", {offer.fabric.incarnation.high, offer.fabric.incarnation.low}},
           {"address", to_hex(offer.fabric.address)},
           {"regions", regions},
-          {"plain", offer.plain}};
+          {"plain", offer.plain},
+          {"memory", offer.memory}};
 }
 
 Result<NetOffer> offer_of(const std::string& line) {
@@ -101,6 +102,7 @@ Result<NetOffer> offer_of(const std::string& line) {
                                       .key = from_hex(region.at("key").get<std::string>())});
     }
     offer.plain = json.at("plain").get<std::string>();
+    offer.memory = json.at("memory").get<std::string>();
     if (offer.fabric.regions.size() != 1)
       return fail(Errc::kCorrupt, "the other end did not offer exactly one region");
     return offer;
@@ -132,6 +134,7 @@ Result<NetRequest> request_of(const std::string& line) {
 std::string to_text(const NetLane& lane) {
   return nlohmann::json{{"backend", lane.backend},
                         {"rails", lane.rails},
+                        {"memory", lane.memory},
                         {"ucx_library", lane.ucx_library},
                         {"ucx_over_tcp", lane.ucx_over_tcp}}
       .dump();
@@ -143,7 +146,8 @@ Result<NetLane> lane_of(const char* text) {
     return NetLane{.backend = json.at("backend").get<std::string>(),
                    .rails = json.at("rails").get<std::vector<std::string>>(),
                    .ucx_library = json.at("ucx_library").get<std::string>(),
-                   .ucx_over_tcp = json.at("ucx_over_tcp").get<bool>()};
+                   .ucx_over_tcp = json.at("ucx_over_tcp").get<bool>(),
+                   .memory = json.at("memory").get<std::string>()};
   } catch (const nlohmann::json::exception& problem) {
     return fail(Errc::kInvalidArgument, "hold-net: {}", problem.what());
   }
@@ -199,24 +203,26 @@ Result<void> serve_perftest(int socket, const NetLane& lane) {
 
 /// The memory and the lane of one reader, in the order of construction.
 struct Held {
-  std::optional<harness::Mapping> memory;
+  std::unique_ptr<NetMemory> memory;
   std::unique_ptr<Fabric> fabric;
   std::unique_ptr<PlainSender> plain;
 };
 
 Result<NetOffer> hold(const NetRequest& request, int socket, const NetLane& lane,
                       const Clock& clock, Held& held) {
-  PEGA_TRY_LET(held.memory, harness::Mapping::anonymous(request.memory_bytes));
-  fill_net_pattern(held.memory->bytes(), request.seed);
+  PEGA_TRY_LET(const std::shared_ptr<NetGpu> gpu, gpu_of(lane));
+  PEGA_TRY_LET(held.memory, NetMemory::create(gpu, request.memory_bytes));
+  PEGA_TRY(held.memory->fill(request.seed));
   // The lane listens at the address that the reader has reached.
   PEGA_TRY_LET(const tcp::SocketAddress here, tcp::SocketAddress::near_end(socket));
   const std::string listen = to_string(here.with_port(0));
-  PEGA_TRY_LET(held.fabric, make_lane(lane, listen, clock, [](Fabric::Completion&&) {}));
-  PEGA_TRY_LET(const RegionId region, held.fabric->register_region(held.memory->bytes()));
+  PEGA_TRY_LET(held.fabric, make_lane(
+                                lane, listen, clock, [](Fabric::Completion&&) {}, gpu));
+  PEGA_TRY_LET(const RegionId region, held.fabric->register_region(held.memory->memory()));
   PEGA_TRY(held.fabric->lend(region, clock.now() + kLease));
-  NetOffer offer{.fabric = held.fabric->describe(), .plain = {}};
+  NetOffer offer{.fabric = held.fabric->describe(), .plain = {}, .memory = lane.memory};
   if (lane.backend == "tcp") {
-    PEGA_TRY_LET(held.plain, PlainSender::start(listen, held.memory->bytes()));
+    PEGA_TRY_LET(held.plain, PlainSender::start(listen, held.memory->host_bytes()));
     offer.plain = held.plain->address();
   }
   return offer;
@@ -287,14 +293,6 @@ Result<void> expect(int control, std::string_view word) {
 }
 
 }  // namespace
-
-void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed) {
-  for (std::size_t i = 0; i < memory.size(); i += sizeof(std::uint64_t)) {
-    std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL + seed * 0xD1B54A32D192ED03ULL;
-    word = (word ^ (word >> 31)) * 0xBF58476D1CE4E5B9ULL;
-    std::memcpy(memory.data() + i, &word, std::min(sizeof word, memory.size() - i));
-  }
-}
 
 Result<void> hold_net(int listener, const NetLane& lane) {
   for (;;) {

@@ -26,11 +26,9 @@ struct NetRequest {
 /// The response of the holder.
 struct NetOffer {
   FabricDescriptor fabric;
-  std::string plain;  ///< Address of the plain sockets; empty unless the lane is "tcp".
+  std::string plain;   ///< Address of the plain sockets; empty unless the lane is "tcp".
+  std::string memory;  ///< NetLane::memory of that end.
 };
-
-/// Fills the memory of the holder with bytes that differ between places and between seeds.
-void fill_net_pattern(std::span<std::byte> memory, std::uint64_t seed);
 
 /// Serves one reader after the other on `listener`, each with its own memory until it closes its
 /// connection. Returns only with an error: the kernel's. The error of one reader is logged and ends

@@ -16,7 +16,13 @@ constexpr std::chrono::seconds kPatience{20};
 }  // namespace
 
 Result<NetLane> with_rails(NetLane lane) {
+  PEGA_TRY_LET(const std::optional<int> gpu, parse_memory(lane.memory));
   if (lane.backend == "tcp") {
+    if (gpu) {
+      return fail(Errc::kInvalidArgument,
+                  "--memory {} needs --backend ucx: the socket lane is for host memory",
+                  lane.memory);
+    }
     if (lane.rails.empty() && !lane.ucx_over_tcp) return lane;
     return fail(Errc::kInvalidArgument, "--rails needs --backend ucx");
   }
@@ -36,11 +42,22 @@ Result<NetLane> with_rails(NetLane lane) {
   return lane;
 }
 
+Result<std::shared_ptr<NetGpu>> gpu_of(const NetLane& lane) {
+  PEGA_TRY_LET(const std::optional<int> ordinal, parse_memory(lane.memory));
+  if (!ordinal) return std::shared_ptr<NetGpu>();
+  return NetGpu::open(*ordinal);
+}
+
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
-                                          const Clock& clock, Fabric::CompletionSink sink) {
+                                          const Clock& clock, Fabric::CompletionSink sink,
+                                          const std::shared_ptr<NetGpu>& gpu) {
   if (lane.backend == "ucx") {
     UcxFabric::Options options{
         .rails = lane.rails, .library = lane.ucx_library, .sockets = lane.ucx_over_tcp};
+    if (gpu) {
+      options.gpu = {.device = gpu->ordinal(),
+                     .make_current = [gpu] { return gpu->make_current(); }};
+    }
     // The greeting is not measured, and it is slow on a software NIC.
     options.connect_timeout = options.stall_timeout = kPatience;
     if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;

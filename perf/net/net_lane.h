@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "perf/net/net_memory.h"
 #include "transport/fabric.h"
 
 namespace pegaflow::perf {
@@ -22,15 +23,22 @@ struct NetLane {
   unsigned connections = 0;          ///< For "tcp". 0 here and below: the lane's default.
   std::uint64_t piece_bytes = 0;
   std::uint64_t window_bytes = 0;
+  std::string memory = "host";  ///< "host", or with "ucx" "cuda" or "cuda:1": see parse_memory().
 };
 
 /// Fills in the rails: the given ones, or all NICs with a link.
-/// Errors: kInvalidArgument for an unknown backend, or options that do not fit the backend;
-/// kRefused when no NIC has a link.
+/// Errors: kInvalidArgument for an unknown backend or memory, or options that do not fit the
+/// backend; kRefused when no NIC has a link.
 Result<NetLane> with_rails(NetLane lane);
 
-/// Creates the lane with `sink` for its batches. `listen` is for "tcp". Errors: the lane's.
+/// Opens the GPU of the lane's memory; null for memory of the host. Errors: those of
+/// parse_memory() and NetGpu::open().
+Result<std::shared_ptr<NetGpu>> gpu_of(const NetLane& lane);
+
+/// Creates the lane with `sink` for its batches, for memory of the host and of `gpu` unless that is
+/// null. `listen` is for "tcp". Errors: the lane's.
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
-                                          const Clock& clock, Fabric::CompletionSink sink);
+                                          const Clock& clock, Fabric::CompletionSink sink,
+                                          const std::shared_ptr<NetGpu>& gpu);
 
 }  // namespace pegaflow::perf

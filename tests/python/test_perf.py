@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pegaflow.cli import rdma
 from tests.python.perf_program import PERF, lines_of, perf
 
 
@@ -109,7 +110,10 @@ def test_the_default_output_is_a_table():
         (["net", "--backend", "mail"], "not tcp or ucx"),
         (["net", "--rails", "mlx5_0:1"], "--rails needs --backend ucx"),
         (["net", "--backend", "ucx", "--ucx-over-tcp"], "needs --rails"),
-        (["net", "--their-rails", "mlx5_0:1"], "needs --backend ucx and both ends"),
+        (["net", "--their-rails", "mlx5_0:1"], "need --backend ucx and both ends"),
+        (["net", "--their-memory", "cuda"], "need --backend ucx and both ends"),
+        (["net", "--memory", "gpu"], "'gpu' is not host, cuda or cuda:N"),
+        (["net", "--memory", "cuda:1"], "--memory cuda:1 needs --backend ucx"),
         (["net", "127.0.0.1:7000", "--listen", "127.0.0.1:0"], "the other end"),
         (["gpu", "--kinds", "full:4by64kb"], "NAME:[GROUPSx]LAYERSxBYTES[@BLOCKS]"),
         (["gpu", "--kinds", "full:64x32mb"], "at most 1 GiB a page"),
@@ -284,6 +288,27 @@ def test_net_measures_only_the_lane_of_the_other_end():
 UCX_OVER_TCP = ["net", "--backend", "ucx", "--ucx-over-tcp", "--rails", "lo", "--check"]
 
 
+@pytest.mark.skipif(rdma.find_ucx() is None, reason="UCX is not on this machine")
+def test_net_reads_through_ucx_and_compares_every_byte():
+    figures = lines_of(*UCX_OVER_TCP, "--pages", "64kb", "--batch", "5", "--rounds", "2")
+    assert [figure["run"] for figure in figures] == [
+        "get, pages of 64 KiB in batches of 5",
+        "get of one page of 64 KiB, p50",
+    ]
+    assert figures[0]["params"]["memory"] == figures[0]["params"]["their_memory"] == "host"
+
+
+@pytest.mark.skipif(rdma.find_ucx() is None, reason="UCX is not on this machine")
+def test_net_with_memory_of_a_gpu_that_is_not_there_fails_with_the_reason():
+    done = perf(*UCX_OVER_TCP, "--memory", "cuda:200", "--their-memory", "host")
+    assert done.returncode == 1
+    # Without a driver, or with fewer GPUs.
+    assert "no CUDA driver" in done.stderr or "there is no GPU 200" in done.stderr
+    done = perf(*UCX_OVER_TCP, "--memory", "host", "--their-memory", "cuda:200")
+    assert done.returncode == 1
+    assert "the other end reports" in done.stderr
+
+
 def test_net_names_the_ucx_library_that_cannot_be_used():
     missing = "/nonexistent/libucp.so.0"
     for done in (
@@ -315,7 +340,7 @@ def test_net_allocates_no_more_memory_than_the_machine_has():
         try:
             host, port = holder.stdout.readline().split()[2].split(":")
             with socket.create_connection((host, int(port)), timeout=60) as connection:
-                request = {"protocol": 2, "backend": "tcp", "memory_bytes": total, "seed": 1}
+                request = {"protocol": 3, "backend": "tcp", "memory_bytes": total, "seed": 1}
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as answers:
                     assert "the reader requests" in json.loads(answers.readline())["error"]

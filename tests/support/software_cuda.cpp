@@ -271,6 +271,7 @@ Status SoftwareCuda::release_primary_context(int /*ordinal*/) { return cuda::kSu
 Status SoftwareCuda::push_context(cuda::Context context) {
   return context == this ? cuda::kSuccess : kInvalidValue;
 }
+Status SoftwareCuda::set_context(cuda::Context context) { return push_context(context); }
 Status SoftwareCuda::pop_context() { return cuda::kSuccess; }
 Status SoftwareCuda::priority_range(int& least, int& greatest) {
   least = 0;

@@ -66,6 +66,7 @@ class SoftwareCuda final : public cuda::Driver {
   cuda::Status release_primary_context(int ordinal) override;
   cuda::Status push_context(cuda::Context context) override;
   cuda::Status pop_context() override;
+  cuda::Status set_context(cuda::Context context) override;
   cuda::Status priority_range(int& least, int& greatest) override;
   cuda::Status create_stream(int priority, cuda::Stream& stream) override;
   cuda::Status destroy_stream(cuda::Stream stream) override;

@@ -38,6 +38,7 @@ struct Functions {
   Status (*cuDevicePrimaryCtxRetain)(Context*, int);
   Status (*cuDevicePrimaryCtxRelease_v2)(int);
   Status (*cuCtxPushCurrent_v2)(Context);
+  Status (*cuCtxSetCurrent)(Context);
   Status (*cuCtxPopCurrent_v2)(Context*);
   Status (*cuCtxGetStreamPriorityRange)(int*, int*);
   Status (*cuStreamCreateWithPriority)(Stream*, unsigned, int);
@@ -99,6 +100,7 @@ class Library final : public Driver {
   Status release_primary_context(int ordinal) override {
     return call_.cuDevicePrimaryCtxRelease_v2(ordinal);
   }
+  Status set_context(Context context) override { return call_.cuCtxSetCurrent(context); }
   Status push_context(Context context) override { return call_.cuCtxPushCurrent_v2(context); }
   Status pop_context() override {
     Context popped = nullptr;
@@ -250,6 +252,7 @@ const char* find_all(void* library, Functions& f) {
   PEGA_FIND(cuDevicePrimaryCtxRetain);
   PEGA_FIND(cuDevicePrimaryCtxRelease_v2);
   PEGA_FIND(cuCtxPushCurrent_v2);
+  PEGA_FIND(cuCtxSetCurrent);
   PEGA_FIND(cuCtxPopCurrent_v2);
   PEGA_FIND(cuCtxGetStreamPriorityRange);
   PEGA_FIND(cuStreamCreateWithPriority);

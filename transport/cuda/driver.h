@@ -67,6 +67,8 @@ class Driver {
   virtual Status release_primary_context(int ordinal) = 0;
   virtual Status push_context(Context context) = 0;
   virtual Status pop_context() = 0;
+  /// Replaces the current context of this thread, which keeps the new one.
+  virtual Status set_context(Context context) = 0;
 
   /// The numbers of the least and the greatest priority of a stream; the greatest has the smaller
   /// number.
