@@ -8,13 +8,12 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/integration/wire_engine.h"
 #include "tests/support/server_process.h"
 #include "tests/support/wire_client.h"
 
 namespace pegaflow::testing {
 namespace {
-
-constexpr std::uint64_t kPage = 4096;
 
 /// One engine may hold the whole pool.
 const std::vector<std::string> kNoShares = {"--instance-share-percent", "100",
@@ -23,33 +22,6 @@ const std::vector<std::string> kNoShares = {"--instance-share-percent", "100",
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
-
-/// A server, and one engine with two connections.
-struct Engine {
-  explicit Engine(ServerProcess::Options options = {})
-      : server(std::move(options)),
-        io(kj::setupAsyncIo()),
-        worker(io, server.socket()),
-        scheduler(io, server.socket()) {
-    REQUIRE(worker.hello().version == kWireMaximum);
-    auto mapped = worker.register_rank("engine", kPage);
-    REQUIRE(mapped);
-    pool = std::move(*mapped);
-    const auto greeting = scheduler.hello();
-    REQUIRE(greeting.version == kWireMaximum);
-    incarnation = greeting.server;
-    REQUIRE(scheduler.attach("engine"));
-  }
-  JobId job() { return {.scheduler = scheduler.process(), .number = ++jobs}; }
-
-  ServerProcess server;
-  kj::AsyncIoContext io;
-  WireClient worker;
-  WireClient scheduler;
-  MappedPool pool;
-  Id128 incarnation;  ///< The server's.
-  std::uint64_t jobs = 0;
-};
 
 TEST_SUITE("hello") {
   TEST_CASE("the newest common version of both sides is used") {
@@ -115,7 +87,7 @@ TEST_SUITE("hello") {
   }
 
   TEST_CASE("a process that cannot be watched can look up and gets no pool") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 10);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 10);
     using Handle = WireClient::Handle;
@@ -136,7 +108,7 @@ TEST_SUITE("hello") {
 
 TEST_SUITE("register") {
   TEST_CASE("the pool's descriptor comes with its size, and its seals hold") {
-    Engine engine;
+    WireEngine engine;
 
     CHECK(engine.pool.mapping.bytes().size() == 64 << 20);
     CHECK(engine.pool.namespace_hash.size() == 32);
@@ -231,7 +203,7 @@ TEST_SUITE("register") {
   }
 
   TEST_CASE("another page size in one namespace is rejected, and both sizes are named") {
-    Engine engine;
+    WireEngine engine;
     WireClient other(engine.io, engine.server.socket());
     other.hello();
 
@@ -245,7 +217,7 @@ TEST_SUITE("register") {
   }
 
   TEST_CASE("engines of other page sizes are served side by side, with pages of their own") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 4);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 4);
     WireClient other(engine.io, engine.server.socket());
@@ -263,7 +235,7 @@ TEST_SUITE("register") {
   }
 
   TEST_CASE("one process at a time serves an instance") {
-    Engine engine;
+    WireEngine engine;
     WireClient other(engine.io, engine.server.socket());
     other.hello();
 
@@ -275,7 +247,7 @@ TEST_SUITE("register") {
   }
 
   TEST_CASE("the same process takes its instance over from its former connection") {
-    Engine engine;
+    WireEngine engine;
     WireClient again(engine.io, engine.server.socket());
     again.hello({.process = engine.worker.process()});
 
@@ -288,7 +260,7 @@ TEST_SUITE("register") {
   }
 
   TEST_CASE("a repeated registration has the same result; a different one is rejected") {
-    Engine engine;
+    WireEngine engine;
 
     const auto same = engine.worker.register_rank("engine", kPage);
     const auto other = engine.worker.register_rank("another", kPage);
@@ -304,7 +276,7 @@ TEST_SUITE("register") {
 
 TEST_SUITE("save and load") {
   TEST_CASE("a saved block is found, claimed and opened, and has its bytes") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 1500);  // Three slices.
     CHECK(engine.scheduler.lookup(keys).blocks == 0);
 
@@ -347,7 +319,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("blocks that another process wrote are counted as such") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 8);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8);
     REQUIRE(engine.worker.goodbye());
@@ -364,7 +336,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a reservation has as many depths as keys, or none") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 3);
     const std::vector<std::uint8_t> depths = {1, 2, 255};
 
@@ -382,7 +354,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a block that exists or is being saved is skipped") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 6);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), std::span(keys).first(2)) == 2);
     const JobId pending = engine.job();
@@ -401,7 +373,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("an abandon behind a long reserve finds it completed") {
-    Engine engine;
+    WireEngine engine;
     const JobId job = engine.job();
     const auto keys = make_keys(1, 8192);  // Sixteen slices.
     auto reserve = engine.worker.session().reserveRequest();
@@ -422,7 +394,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a long claim and a long open run in slices and have one response each") {
-    Engine engine({.arguments = kNoShares});
+    WireEngine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     const JobId job = engine.job();
     const auto slots = engine.worker.reserve(job, keys);
@@ -438,7 +410,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a call that ends a long claim or a long pin finds it completed") {
-    Engine engine({.arguments = kNoShares});
+    WireEngine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
     const Id128 token = Id128::random();
@@ -474,7 +446,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a claim that is revoked between its slices is gone, or has all of its blocks") {
-    Engine engine({.arguments = kNoShares});
+    WireEngine engine({.arguments = kNoShares});
     const auto keys = make_keys(1, 8192);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 8192);
     // Both are in the socket, or arrive between two slices.
@@ -499,7 +471,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a lookup overtakes a long reserve") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 4096);  // Eight slices; fits the socket's buffer.
     std::vector<std::string> answered;
     auto reserve = engine.worker.session().reserveRequest();
@@ -522,7 +494,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a reservation that timed out is forgotten, and its publish is rejected") {
-    Engine engine({.arguments = {"--reservation-timeout", "100ms"}});
+    WireEngine engine({.arguments = {"--reservation-timeout", "100ms"}});
     const JobId job = engine.job();
     const auto keys = make_keys(1, 3);
     REQUIRE(engine.worker.reserve(job, keys));
@@ -538,7 +510,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("after reset_cache no block is found, and a claimed block is gone") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 5);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 5);
     const Id128 token = Id128::random();
@@ -555,7 +527,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a claim is shortened to the instance's share") {
-    Engine engine({.pool_size = "1mb", .arguments = {"--instance-share-percent", "25"}});
+    WireEngine engine({.pool_size = "1mb", .arguments = {"--instance-share-percent", "25"}});
     const auto keys = make_keys(1, 200);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 200);
 
@@ -567,7 +539,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("a pool smaller than a request skips the blocks that do not fit") {
-    Engine engine({.pool_size = "1mb"});
+    WireEngine engine({.pool_size = "1mb"});
 
     const auto written = engine.worker.save(engine.pool, engine.job(), make_keys(1, 400));
 
@@ -577,7 +549,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("without its rank an instance is incomplete, and everything is a miss") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 5);
     REQUIRE(engine.worker.save(engine.pool, engine.job(), keys) == 5);
     CHECK(engine.scheduler.lookup(keys).complete);
@@ -600,66 +572,8 @@ TEST_SUITE("save and load") {
     CHECK(engine.scheduler.lookup(keys).blocks == 5);
   }
 
-  TEST_CASE("a waiter is notified when the job is sealed, and other calls overtake the wait") {
-    Engine engine;
-    const auto keys = make_keys(1, 5);
-    WireClient decode(engine.io, engine.server.socket());
-    decode.hello();
-    REQUIRE(decode.attach("decode"));
-    const JobId job = engine.job();
-    REQUIRE(engine.worker.reserve(job, keys));
-    auto sealed = decode.await_job(engine.incarnation, job, 60'000);
-    CHECK_FALSE(decode.lookup(keys).complete);  // The call before it is pending.
-    CHECK(engine.server.metric("pegaflow_job_waits") == 1);
-    CHECK_FALSE(sealed.poll(engine.io.waitScope));
-
-    REQUIRE(engine.worker.publish(job));
-
-    CHECK(sealed.wait(engine.io.waitScope));
-    CHECK(engine.server.metric("pegaflow_job_waits") == 0);
-    CHECK(engine.server.metric(R"(pegaflow_job_waits_total{result="over"})") == 1);
-    // Another server's job, an unknown scheduler, and a job that does not end in time.
-    const auto code = [&](const Id128& server, const JobId& which) {
-      const Result<void> answer = decode.await_job(server, which, 1).wait(engine.io.waitScope);
-      REQUIRE_FALSE(answer);
-      return answer.error().code;
-    };
-    CHECK(code(Id128::random(), job) == Errc::kGone);
-    CHECK(code(engine.incarnation, {Id128::random(), 1}) == Errc::kGone);
-    CHECK(code(engine.incarnation, engine.job()) == Errc::kTimeout);
-    // A connection that has not attached.
-    WireClient stranger(engine.io, engine.server.socket());
-    stranger.hello();
-    const Result<void> refused =
-        stranger.await_job(engine.incarnation, job, 1).wait(engine.io.waitScope);
-    REQUIRE_FALSE(refused);
-    CHECK(refused.error().code == Errc::kInvalidArgument);
-  }
-
-  TEST_CASE("a wait ends with the connection that waits, and with the server") {
-    Engine engine;
-    const JobId job = engine.job();
-    const Id128 incarnation = engine.incarnation;
-    auto left = std::make_unique<WireClient>(engine.io, engine.server.socket());
-    left->hello();
-    REQUIRE(left->attach("decode"));
-    {
-      auto wait = left->await_job(incarnation, job, 60'000);
-      CHECK_FALSE(left->lookup(make_keys(1, 1)).complete);
-      CHECK(engine.server.metric("pegaflow_job_waits") == 1);
-      left.reset();
-    }
-    CHECK(engine.server.metric_becomes("pegaflow_job_waits", 0));
-    CHECK(engine.server.metric(R"(pegaflow_job_waits_total{result="cancelled"})") == 1);
-
-    auto wait = engine.scheduler.await_job(incarnation, job, 60'000);
-    CHECK(engine.scheduler.lookup(make_keys(1, 1)).complete);
-    CHECK(engine.server.terminate() == 0);
-    CHECK_THROWS_AS(wait.wait(engine.io.waitScope), kj::Exception);
-  }
-
   TEST_CASE("calls in the wrong state are rejected and change nothing") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 3);
     WireClient stranger(engine.io, engine.server.socket());
     stranger.hello();
@@ -682,7 +596,7 @@ TEST_SUITE("save and load") {
   }
 
   TEST_CASE("after goodbye nothing is left, and no call is answered") {
-    Engine engine;
+    WireEngine engine;
     const auto keys = make_keys(1, 5);
     REQUIRE(engine.worker.reserve(engine.job(), keys));
 
