@@ -26,6 +26,17 @@ struct Done {
   }
 }
 
+struct JobsReached {
+  # The answer to awaitJob. Older servers send Done, which has the same layout without `reached`.
+  union {
+    ok @0 :Void;
+    error @1 :Error;
+  }
+  reached @2 :UInt64;
+  # At the time of this answer, all jobs of the scheduler up to this number are over, or with `begun`
+  # have begun. Also set with an error. 0: none, or the server does not know.
+}
+
 struct Keys {
   # Block keys in prompt order, back to back. At most 8,192 per call.
   keyBytes @0 :UInt8;   # 1 to 32.
@@ -352,14 +363,15 @@ interface Session {
   # this space and position. Position 0xFFFFFFFFFFFFFFFF: begin now; the answer has the present
   # position and no entries. lost is set, too, when the space differs, that is after a reset.
 
-  awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32, begun :Bool) -> Done;
+  awaitJob @14 (server :Id128, job :JobId, patienceMs :UInt32, begun :Bool) -> JobsReached;
   # From version 2 on. Answers when that job and all earlier jobs of its scheduler are over: sealed on
   # all shards, or dropped. kGone, at once or as soon as it is true: `server` is neither this one nor a
   # node that is connected to it (from version 3 on), the scheduler is not attached there, or a rank
   # of its instance is disconnected. kTimeout after patienceMs, at most 10,000. kBusy: too many calls
   # are waiting. kRefused: that node is too old. Whatever the answer, lookups find all sealed blocks.
   # begun: answers already when all ranks of the engine have reserved that job; feature 4, and only for
-  # an engine of this node.
+  # an engine of this node. patienceMs 0: answers at once, so for a job far ahead with kTimeout and
+  # `reached`.
 
   describe @15 Engine -> Done;
   # Feature 0. Sent by a worker or a scheduler once the values are known and again when they change.

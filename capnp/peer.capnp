@@ -138,7 +138,7 @@ interface Peer {
   # The reader no longer accesses these pages. A lease that is not released ends when its time is over,
   # even if the connection is lost, because reads may still be in flight.
 
-  awaitJob @3 (job :Cache.JobId, milliseconds :UInt32) -> Cache.Done;
+  awaitJob @3 (job :Cache.JobId, milliseconds :UInt32) -> Cache.JobsReached;
   # From version 2 on. Answers when that job and all earlier jobs of its scheduler are over, as
   # awaitJob of cache.capnp does, with the same errors, or after that time, at most 10,000.
 

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "capnp/wire/codec.h"
 #include "capnp/wire/peer_codec.h"
 #include "cluster/lanes.h"
 #include "cluster/lender.h"
@@ -135,8 +136,9 @@ class PeerLink final : public Lender {
   /// The request gives the peer until one call's deadline before the end of `patience`, but at
   /// least three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
   /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
-  /// kMaxWaits of this node wait there.
-  kj::Promise<Result<void>> await_job(const JobId& job, Duration patience);
+  /// kMaxWaits of this node wait there. The answer of a peer also contains how far those jobs are,
+  /// unless the peer is too old.
+  kj::Promise<JobsReached> await_job(const JobId& job, Duration patience);
   /// Half of the limit of open calls on a connection: lookups and claims need some, too.
   static constexpr std::size_t kMaxWaits = 512;
 
@@ -181,6 +183,7 @@ class PeerLink final : public Lender {
   }
   void release_later(std::uint64_t lease);
   Result<void> check_askable();
+  Result<void> check_waits();
   Result<void> check_reads();
   void missed(OpenQuestions::Number question);
   kj::Promise<void> watch_silence();

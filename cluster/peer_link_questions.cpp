@@ -260,16 +260,20 @@ kj::Promise<Result<Epoch>> PeerLink::reset(const Bytes32& space, const Epoch& ep
                          });
 }
 
-kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patience) {
-  using Answer = capnp::Response<wire::Done>;
-  if (auto may = check_askable(); !may) return kj::mv(may);
+Result<void> PeerLink::check_waits() {
+  PEGA_TRY(check_askable());
   if (stats_.version < kPeerWireAwaitsJobs) {
-    return Result<void>(fail(Errc::kRefused, "peer {} is too old to wait for jobs", address()));
+    return fail(Errc::kRefused, "peer {} is too old to wait for jobs", address());
   }
   if (connection_->waits >= kMaxWaits) {
-    return Result<void>(
-        fail(Errc::kBusy, "{} calls wait for jobs of {} already", kMaxWaits, address()));
+    return fail(Errc::kBusy, "{} calls wait for jobs of {} already", kMaxWaits, address());
   }
+  return {};
+}
+
+kj::Promise<JobsReached> PeerLink::await_job(const JobId& job, Duration patience) {
+  using Answer = capnp::Response<wire::JobsReached>;
+  if (auto may = check_waits(); !may) return JobsReached{.ended = kj::mv(may)};
   patience = std::clamp(patience, Duration::zero(), Duration(kLongestJobWait));
   const Duration asked = std::max<Duration>(patience - options_.call_deadline, patience * 3 / 4);
   auto request = connection_->peer->awaitJobRequest();
@@ -281,8 +285,21 @@ kj::Promise<Result<void>> PeerLink::await_job(const JobId& job, Duration patienc
   auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
     --waits;
   }));
-  return answered<void>(kj::mv(sent), asked,
-                        [](Answer& answer, bool) { return read_done(answer); });
+  using Reached = Result<JobsReached>;
+  return answered<JobsReached>(
+             kj::mv(sent), asked,
+             [](Answer& answer, bool) -> Reached {
+               JobsReached reached = read_reached(answer);
+               // Loses the peer, as with any other call.
+               if (!reached.ended && reached.ended.error().code == Errc::kInternal) {
+                 return tl::unexpected<Error>(kj::mv(reached.ended.error()));
+               }
+               return reached;
+             })
+      .then([](Reached&& answer) {
+        if (answer) return kj::mv(*answer);
+        return JobsReached{.ended = tl::unexpected<Error>(kj::mv(answer.error()))};
+      });
 }
 
 void PeerLink::release(std::uint64_t lease) {

@@ -32,22 +32,23 @@ bool Peers::names(const Id128& node, const std::string& address) const {
   });
 }
 
-kj::Promise<Result<void>> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
+kj::Promise<JobsReached> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
   const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
     return link->is_ready() && link->stats().node == node;
   });
   if (found == links_.end()) {
     ++waits_.unknown;
-    return Result<void>(
-        fail(Errc::kGone, "job {} belongs to a server that is not connected", job.number));
+    return JobsReached{
+        .ended = fail(Errc::kGone, "job {} belongs to a server that is not connected", job.number)};
   }
   ++waits_.waiting;
   return (*found)
       ->await_job(job, patience)
-      .then([this](Result<void>&& result) {
-        if (!result && result.error().code == Errc::kPeerLost) result.error().code = Errc::kGone;
-        ++(result ? waits_.over : counter_of(result.error().code));
-        return kj::mv(result);
+      .then([this](JobsReached&& reached) {
+        Result<void>& ended = reached.ended;
+        if (!ended && ended.error().code == Errc::kPeerLost) ended.error().code = Errc::kGone;
+        ++(ended ? waits_.over : counter_of(ended.error().code));
+        return kj::mv(reached);
       })
       .attach(kj::defer([this]() { --waits_.waiting; }));
 }

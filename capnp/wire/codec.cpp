@@ -38,6 +38,22 @@ std::string_view name_of(Enum value, const std::string_view (&names)[kCount]) {
   return is_known(value, names) ? names[static_cast<std::size_t>(value)] : names[0];
 }
 
+template <typename Builder>
+void write_outcome(const Result<void>& result, Builder builder) {
+  if (result) {
+    builder.setOk();
+  } else {
+    write_error(result.error(), builder.initError());
+  }
+}
+
+template <typename Reader>
+Result<void> read_outcome(Reader reader) {
+  if (reader.isOk()) return {};
+  if (reader.isError()) return tl::unexpected<Error>(read_error(reader.getError()));
+  return fail(Errc::kInternal, "the server sent an answer of a later version");
+}
+
 }  // namespace
 
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum) {
@@ -66,17 +82,18 @@ void write_error(const Error& error, wire::Error::Builder builder) {
 }
 
 void write_done(const Result<void>& result, wire::Done::Builder builder) {
-  if (result) {
-    builder.setOk();
-  } else {
-    write_error(result.error(), builder.initError());
-  }
+  write_outcome(result, builder);
 }
 
-Result<void> read_done(wire::Done::Reader reader) {
-  if (reader.isOk()) return {};
-  if (reader.isError()) return tl::unexpected<Error>(read_error(reader.getError()));
-  return fail(Errc::kInternal, "the server sent an answer of a later version");
+Result<void> read_done(wire::Done::Reader reader) { return read_outcome(reader); }
+
+void write_reached(const JobsReached& reached, wire::JobsReached::Builder builder) {
+  write_outcome(reached.ended, builder);
+  builder.setReached(reached.up_to);
+}
+
+JobsReached read_reached(wire::JobsReached::Reader reader) {
+  return {.ended = read_outcome(reader), .up_to = reader.getReached()};
 }
 
 Result<std::span<const BlockKey>> read_keys(wire::Keys::Reader reader,

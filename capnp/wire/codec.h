@@ -78,6 +78,15 @@ void write_error(const Error& error, wire::Error::Builder builder);
 void write_done(const Result<void>& result, wire::Done::Builder builder);
 Result<void> read_done(wire::Done::Reader reader);
 
+/// The answer to awaitJob; see the struct in cache.capnp.
+struct JobsReached {
+  Result<void> ended;       ///< How the wait ended.
+  std::uint64_t up_to = 0;  ///< All jobs up to this one are over, or have begun; 0: unknown.
+};
+void write_reached(const JobsReached& reached, wire::JobsReached::Builder builder);
+/// Reads `up_to` as 0 from a server that sent Done.
+JobsReached read_reached(wire::JobsReached::Reader reader);
+
 /// Returns the keys: inside the message if they have 32 bytes, as most have; shorter ones in
 /// `scratch`, which keeps its memory from call to call, since to allocate a quarter of a mebibyte
 /// costs more than the lookup. Valid while the message exists and `scratch` does not change.

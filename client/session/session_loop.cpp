@@ -312,7 +312,8 @@ void SessionLoop::await_job(SessionCommand&& command) {
   tasks_.add(link_
                  .call(kj::mv(request), command.deadline + options_.lookup_deadline, "await_job",
                        [](auto& answer) {
-                         return read_done(answer).map([] { return QuestionTable::Outcome{}; });
+                         return read_reached(answer).ended.map(
+                             [] { return QuestionTable::Outcome{}; });
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));

@@ -190,6 +190,10 @@ void CacheService::await_job(const Id128& connection, const JobId& job, Duration
   await_job_for(connection, job, patience, std::move(answer), until);
 }
 
+std::uint64_t CacheService::jobs_reached(const Id128& scheduler, JobWaits::Until until) {
+  return waits_.reached(scheduler, until);
+}
+
 std::optional<CacheService::Reach> CacheService::direct_reach(const Id128& connection) {
   const auto caller = member(connection);
   if (!caller) return std::nullopt;

@@ -239,6 +239,9 @@ class CacheService {
   /// also while a rank of that scheduler's instance is disconnected.
   void await_job(const Id128& connection, const JobId& job, Duration patience,
                  JobWaits::Answer answer, JobWaits::Until until = JobWaits::Until::kOver);
+  /// How far the jobs of a scheduler are; see JobWaits::reached.
+  [[nodiscard]] std::uint64_t jobs_reached(const Id128& scheduler,
+                                           JobWaits::Until until = JobWaits::Until::kOver);
   /// Where the caller's engine finds blocks in the memory of other engines; see DirectReads.
   struct Reach {
     engine::SpaceId generation{};  ///< The present one of its namespace.

@@ -103,10 +103,7 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
   if (!is_served) {
     return refuse(fail(Errc::kGone, "a rank of the engine of job {} is not connected", job.number));
   }
-  Scheduler& scheduler = found->second;
-  const std::uint64_t reached =
-      until == Until::kBegun ? scheduler.requested : over_up_to(job.scheduler, scheduler);
-  if (reached >= job.number) return refuse({});
+  if (reached(job.scheduler, until) >= job.number) return refuse({});
   if (patience <= Duration::zero()) {
     return refuse(fail(Errc::kTimeout, "job {} is not over", job.number));
   }
@@ -117,7 +114,13 @@ void JobWaits::wait(const Id128& connection, const JobId& job, bool is_served, D
   const TimePoint deadline = clock_.now() + std::min(patience, kLongest);
   waits_.emplace(id, Wait{connection, job, deadline, std::move(answer), until});
   by_deadline_.emplace(deadline, id);
-  scheduler.waits_for(until).emplace(job.number, id);
+  found->second.waits_for(until).emplace(job.number, id);
+}
+
+std::uint64_t JobWaits::reached(const Id128& scheduler, Until until) {
+  const auto found = schedulers_.find(scheduler);
+  if (found == schedulers_.end()) return 0;
+  return until == Until::kBegun ? found->second.requested : over_up_to(scheduler, found->second);
 }
 
 void JobWaits::answer(WaitId id, Result<void> result) {

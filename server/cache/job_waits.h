@@ -74,6 +74,9 @@ class JobWaits {
   enum class Until : bool { kOver, kBegun };
   void wait(const Id128& connection, const JobId& job, bool is_served, Duration patience,
             Answer answer, Until until = Until::kOver);
+  /// All jobs of the scheduler up to this one are over, or with kBegun have begun. 0: none, or the
+  /// scheduler is not attached.
+  [[nodiscard]] std::uint64_t reached(const Id128& scheduler, Until until = Until::kOver);
   /// The connection ended: cancels its waits.
   void forget(const Id128& connection);
 

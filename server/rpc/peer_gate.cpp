@@ -164,12 +164,15 @@ class PeerImpl final : public wire::Peer::Server {
     auto answered = kj::newPromiseAndFulfiller<Result<void>>();
     auto fulfiller =
         std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(kj::mv(answered.fulfiller));
+    const JobId job = read_job(params.getJob());
     context_.service.await_job_for(
-        connection_, read_job(params.getJob()), std::chrono::milliseconds(params.getMilliseconds()),
+        connection_, job, std::chrono::milliseconds(params.getMilliseconds()),
         [fulfiller](Result<void> result) { (*fulfiller)->fulfill(std::move(result)); });
     context_.background.poke();  // A deadline to keep.
-    return answered.promise.then(
-        [call](Result<void>&& result) mutable { write_done(result, call.getResults()); });
+    return answered.promise.then([this, call, name = job.scheduler](Result<void>&& result) mutable {
+      write_reached({.ended = kj::mv(result), .up_to = context_.service.jobs_reached(name)},
+                    call.getResults());
+    });
   }
 
  private:

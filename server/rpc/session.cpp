@@ -382,9 +382,9 @@ class SessionImpl final : public wire::Session::Server {
     const auto until = params.getBegun() ? JobWaits::Until::kBegun : JobWaits::Until::kOver;
     auto over = server == context_.server ? await_job_here(job, patience, until)
                                           : await_job_there(server, job, patience, until);
-    return over.then([this, call, measured](Result<void>&& result) mutable {
-      write_done(result, call.getResults());
-      return finish(measured, result);
+    return over.then([this, call, measured](JobsReached&& reached) mutable {
+      write_reached(reached, call.getResults());
+      return finish(measured, reached.ended);
     });
   }
 
@@ -459,8 +459,8 @@ class SessionImpl final : public wire::Session::Server {
     if (!joined) kRpcLog.warn("no direct reads error=\"{}\"", joined.error().detail);
   }
 
-  kj::Promise<Result<void>> await_job_here(const JobId& job, Duration patience,
-                                           JobWaits::Until until) {
+  kj::Promise<JobsReached> await_job_here(const JobId& job, Duration patience,
+                                          JobWaits::Until until) {
     // The fulfiller outlives the promise where the connection ends first.
     auto answered = kj::newPromiseAndFulfiller<Result<void>>();
     service_.await_job(
@@ -471,18 +471,24 @@ class SessionImpl final : public wire::Session::Server {
         },
         until);
     context_.background.poke();  // There is a new deadline.
-    return kj::mv(answered.promise);
+    return answered.promise.then([this, name = job.scheduler, until](Result<void>&& result) {
+      return JobsReached{.ended = kj::mv(result), .up_to = service_.jobs_reached(name, until)};
+    });
   }
 
-  kj::Promise<Result<void>> await_job_there(const Id128& server, const JobId& job,
-                                            Duration patience, JobWaits::Until until) {
-    if (auto caller = service_.check_member(connection_); !caller) return kj::mv(caller);
+  kj::Promise<JobsReached> await_job_there(const Id128& server, const JobId& job, Duration patience,
+                                           JobWaits::Until until) {
+    if (auto caller = service_.check_member(connection_); !caller) {
+      return JobsReached{.ended = kj::mv(caller)};
+    }
     if (peers_ == nullptr) {
-      return Result<void>(fail(Errc::kGone, "job {} belongs to another server", job.number));
+      return JobsReached{.ended =
+                             fail(Errc::kGone, "job {} belongs to another server", job.number)};
     }
     if (until == JobWaits::Until::kBegun) {
-      return Result<void>(
-          fail(Errc::kRefused, "the begin of job {} is known to another server", job.number));
+      return JobsReached{
+          .ended =
+              fail(Errc::kRefused, "the begin of job {} is known to another server", job.number)};
     }
     return peers_->await_job(server, job, patience);
   }

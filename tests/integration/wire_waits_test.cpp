@@ -45,6 +45,40 @@ TEST_SUITE("waits for jobs") {
     CHECK(refused.error().code == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("the answer to a wait reports how far the jobs of that engine are") {
+    WireEngine engine;
+    WireClient decode(engine.io, engine.server.socket());
+    decode.hello();
+    REQUIRE(decode.attach("decode"));
+    const JobId first = engine.job();
+    const auto reached = [&](std::uint64_t number, bool begun = false) {
+      return decode.jobs_reached(engine.incarnation, {first.scheduler, number}, 0, begun)
+          .wait(engine.io.waitScope);
+    };
+    CHECK(reached(first.number).up_to == 0);
+    REQUIRE(engine.worker.save(engine.pool, first, make_keys(1, 2)));
+    for (std::uint64_t number = first.number + 1; number < first.number + 9; ++number) {
+      REQUIRE(engine.worker.save(engine.pool, {first.scheduler, number}, make_keys(number, 1)));
+    }
+    const std::uint64_t last = first.number + 9;
+    REQUIRE(engine.worker.reserve({first.scheduler, last}, make_keys(last, 1)));
+
+    const JobsReached over = reached(first.number);
+    const JobsReached begun = reached(first.number, true);
+    const JobsReached far = reached(last + 1000);
+    const JobsReached unknown =
+        decode.jobs_reached(engine.incarnation, {Id128::random(), 1}, 0).wait(engine.io.waitScope);
+
+    CHECK(over.ended);
+    CHECK(over.up_to == last - 1);
+    CHECK(begun.ended);
+    CHECK(begun.up_to == last);
+    REQUIRE_FALSE(far.ended);
+    CHECK(far.ended.error().code == Errc::kTimeout);
+    CHECK(far.up_to == last - 1);
+    CHECK(unknown.up_to == 0);
+  }
+
   TEST_CASE("a wait ends with the connection that waits, and with the server") {
     WireEngine engine;
     const JobId job = engine.job();

@@ -51,11 +51,19 @@ WireClient::Found WireClient::lookup(std::span<const BlockKey> keys, std::uint32
 
 kj::Promise<Result<void>> WireClient::await_job(const Id128& server, const JobId& job,
                                                 std::uint32_t patience_ms) {
+  return jobs_reached(server, job, patience_ms).then([](JobsReached&& reached) {
+    return kj::mv(reached.ended);
+  });
+}
+
+kj::Promise<JobsReached> WireClient::jobs_reached(const Id128& server, const JobId& job,
+                                                  std::uint32_t patience_ms, bool begun) {
   auto request = session().awaitJobRequest();
   write_id(server, request.initServer());
   write_job(job, request.initJob());
   request.setPatienceMs(patience_ms);
-  return request.send().then([](auto&& answer) { return read_done(answer); });
+  request.setBegun(begun);
+  return request.send().then([](auto&& answer) { return read_reached(answer); });
 }
 
 Result<std::size_t> WireClient::save(const MappedPool& pool, const JobId& job,

@@ -43,6 +43,8 @@ class WireClient : public harness::WireClient {
   Found lookup(std::span<const BlockKey> keys, std::uint32_t local_units = 0);
   kj::Promise<Result<void>> await_job(const Id128& server, const JobId& job,
                                       std::uint32_t patience_ms);
+  kj::Promise<JobsReached> jobs_reached(const Id128& server, const JobId& job,
+                                        std::uint32_t patience_ms, bool begun = false);
   /// reserve, fill each slot with its key's first byte, publish. Returns the number of slots.
   Result<std::size_t> save(const MappedPool& pool, const JobId& job,
                            std::span<const BlockKey> keys);

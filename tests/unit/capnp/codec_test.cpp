@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <capnp/message.h>
+#include <capnp/serialize.h>
 #include <doctest/doctest.h>
 
 namespace pegaflow {
@@ -73,6 +74,41 @@ TEST_SUITE("codec") {
     REQUIRE_FALSE(read);
     CHECK(read.error().code == Errc::kGone);
     CHECK(read.error().detail == "it is gone");
+  }
+
+  TEST_CASE("how far jobs are is read back, and an older build reads the same answer as done") {
+    for (const bool is_over : {true, false}) {
+      CAPTURE(is_over);
+      capnp::MallocMessageBuilder message;
+      const Result<void> ended = is_over ? Result<void>() : fail(Errc::kTimeout, "not yet");
+      write_reached({.ended = ended, .up_to = 1000}, message.initRoot<wire::JobsReached>());
+
+      const JobsReached read = read_reached(message.getRoot<wire::JobsReached>().asReader());
+      const Result<void> done = read_done(message.getRoot<wire::Done>().asReader());
+
+      CHECK(read.up_to == 1000);
+      CHECK(read.ended.has_value() == is_over);
+      CHECK(done.has_value() == is_over);
+      if (!done) CHECK(done.error().detail == "not yet");
+    }
+  }
+
+  TEST_CASE("the done of an older build is read back, and how far jobs are is unknown") {
+    for (const bool is_over : {true, false}) {
+      CAPTURE(is_over);
+      capnp::MallocMessageBuilder message;
+      const Result<void> ended = is_over ? Result<void>() : fail(Errc::kTimeout, "not yet");
+      write_done(ended, message.initRoot<wire::Done>());
+      // As it comes over the wire: a builder would extend the struct.
+      const auto words = capnp::messageToFlatArray(message);
+      capnp::FlatArrayMessageReader received(words);
+
+      const JobsReached read = read_reached(received.getRoot<wire::JobsReached>());
+
+      CHECK(read.up_to == 0);
+      CHECK(read.ended.has_value() == is_over);
+      if (!is_over) CHECK(read.ended.error().code == Errc::kTimeout);
+    }
   }
 
   TEST_CASE("keys of every length are read back, padded with zeros") {

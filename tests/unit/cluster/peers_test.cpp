@@ -45,11 +45,13 @@ struct TheirNode {
   std::uint64_t features = 0;
   /// To each wait for a job; none: it is not answered, or when answer_owed() is called.
   std::optional<Result<void>> answer = Result<void>();
+  std::uint64_t up_to = 0;  ///< In these answers.
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> owed{};
   Id128 node = kTheirNode;
   std::vector<std::uint64_t> released{};
   std::vector<std::string> dialed{};
 
+  [[nodiscard]] JobsReached reached() const { return {.ended = *answer, .up_to = up_to}; }
   void answer_owed() {
     answer = Result<void>();
     for (auto& one : owed) one->fulfill();
@@ -98,9 +100,9 @@ class TheirPeer final : public wire::Peer::Server {
       auto later = kj::newPromiseAndFulfiller<void>();
       node_.owed.push_back(kj::mv(later.fulfiller));
       return later.promise.then(
-          [this, call]() mutable { write_done(*node_.answer, call.getResults()); });
+          [this, call]() mutable { write_reached(node_.reached(), call.getResults()); });
     }
-    write_done(*node_.answer, call.getResults());
+    write_reached(node_.reached(), call.getResults());
     return kj::READY_NOW;
   }
   kj::Promise<void> release(ReleaseContext call) override {
@@ -200,7 +202,7 @@ struct Fixture {
   }
   [[nodiscard]] PeerLink& link() { return *peers->links().front(); }
   Result<void> wait(Duration patience = seconds(2), const Id128& node = kTheirNode) {
-    return peers->await_job(node, kJob, patience).wait(io.waitScope);
+    return peers->await_job(node, kJob, patience).wait(io.waitScope).ended;
   }
 
   SteadyClock clock;
@@ -265,6 +267,30 @@ TEST_SUITE("Peers") {
     CHECK(f.peers->waits().waiting == 0);
   }
 
+  TEST_CASE("how far a node's jobs are is returned with its answer, also after a timeout") {
+    Fixture f;
+    const auto reached = [&] {
+      return f.peers->await_job(kTheirNode, kJob, seconds(2)).wait(f.io.waitScope);
+    };
+    CHECK(reached().up_to == 0);  // As of a node that does not send it.
+    f.theirs.up_to = 1000;
+    CHECK(reached().ended);
+    CHECK(reached().up_to == 1000);
+
+    f.theirs.answer = fail(Errc::kTimeout, "no");
+    f.theirs.up_to = 2;
+
+    CHECK(reached().ended.error().code == Errc::kTimeout);
+    CHECK(reached().up_to == 2);
+  }
+
+  TEST_CASE("a node whose answer to a wait is invalid is lost") {
+    Fixture f;
+    f.theirs.answer = fail(Errc::kInternal, "a bug");
+    CHECK(f.wait().error().code == Errc::kInternal);
+    CHECK(f.link().stats().losses == 1);
+  }
+
   TEST_CASE("a wait lets the node answer in time, and is limited to the longest wait") {
     Fixture f(kPeerWireMaximum, milliseconds(100));
     REQUIRE(f.wait(seconds(2)));
@@ -311,11 +337,11 @@ TEST_SUITE("Peers") {
   TEST_CASE("deadlines that are missed at once do not lose a node that answers late") {
     Fixture f(kPeerWireMaximum, milliseconds(10), kSockets, seconds(60));
     f.theirs.answer.reset();
-    kj::Vector<kj::Promise<Result<void>>> waits;
+    kj::Vector<kj::Promise<JobsReached>> waits;
     for (int i = 0; i < 100; ++i) {
       waits.add(f.peers->await_job(kTheirNode, kJob, milliseconds(0)));
     }
-    for (auto& wait : waits) CHECK(wait.wait(f.io.waitScope).error().code == Errc::kTimeout);
+    for (auto& wait : waits) CHECK(wait.wait(f.io.waitScope).ended.error().code == Errc::kTimeout);
     CHECK(f.link().stats().late == 100);
     CHECK(f.link().is_ready());
     CHECK(f.wait().error().code == Errc::kBusy);
@@ -494,7 +520,7 @@ TEST_SUITE("Peers") {
   TEST_CASE("the waits at one node are limited, and all end when it is lost") {
     Fixture f;
     f.theirs.answer.reset();
-    kj::Vector<kj::Promise<Result<void>>> waits;
+    kj::Vector<kj::Promise<JobsReached>> waits;
     for (std::size_t i = 0; i < PeerLink::kMaxWaits; ++i) {
       waits.add(f.peers->await_job(kTheirNode, kJob, seconds(10)));
     }
@@ -506,7 +532,7 @@ TEST_SUITE("Peers") {
     CHECK(f.peers->waits().waiting == PeerLink::kMaxWaits - 1);
     f.peers->links()[0]->lost(f.peers->links()[0]->life(), "a test");
 
-    for (auto& wait : waits) CHECK(wait.wait(f.io.waitScope).error().code == Errc::kGone);
+    for (auto& wait : waits) CHECK(wait.wait(f.io.waitScope).ended.error().code == Errc::kGone);
     CHECK(f.peers->waits().gone == PeerLink::kMaxWaits - 1);
     CHECK(f.peers->waits().waiting == 0);
   }

@@ -152,6 +152,33 @@ TEST_SUITE("JobWaits") {
     CHECK(third->empty());
   }
 
+  TEST_CASE("it reports the last job up to which all are over, and up to which all have begun") {
+    Fixture f;
+    const auto over = [&] { return f.waits.reached(kScheduler); };
+    const auto begun = [&] { return f.waits.reached(kScheduler, JobWaits::Until::kBegun); };
+    CHECK(over() == 0);
+    CHECK(begun() == 0);
+    CHECK(f.waits.reached({4, 5}) == 0);  // It is not attached.
+    for (const std::uint64_t number : {1, 2, 3}) {
+      f.reserve(0, number);
+      f.reserve(1, number);
+    }
+    f.reserve(0, 4);
+    CHECK(over() == 0);
+    CHECK(begun() == 3);
+
+    f.publish(0, 2);
+    f.publish(1, 2);
+    CHECK(over() == 0);
+    f.publish(0, 1);
+    f.publish(1, 1);
+
+    CHECK(over() == 2);
+    CHECK(begun() == 3);
+    f.waits.detached(kScheduler);
+    CHECK(over() == 0);
+  }
+
   TEST_CASE("a job that is dropped is over, and so is one that nothing was reserved for") {
     Fixture f(4, 1);
     f.reserve(0, 1);
