@@ -241,10 +241,10 @@ Result<CacheSession::Ticket> CacheSession::await_job(const Id128& server, const 
       {.kind = Kind::kAwait, .deadline = patience, .server = server, .job = job, .begun = begun});
 }
 
-std::optional<Result<void>> CacheSession::take_wait(Ticket ticket, Duration patience) {
+std::optional<Result<std::uint64_t>> CacheSession::take_wait(Ticket ticket, Duration patience) {
   std::optional<Result<QuestionTable::Outcome>> outcome = impl_->take(ticket, patience);
   if (!outcome) return std::nullopt;
-  return std::move(*outcome).map([](const QuestionTable::Outcome&) {});
+  return std::move(*outcome).map([](const QuestionTable::Outcome& row) { return row.reached; });
 }
 
 Result<CacheSession::Ticket> CacheSession::ask_reset(Duration deadline) {

@@ -124,10 +124,13 @@ class CacheSession {
   /// Errors: as lookup(), and kInvalidArgument for a patience that is not positive or longer.
   Result<Ticket> await_job(const Id128& server, const JobId& job, Duration patience,
                            bool begun = false);
-  /// Returns its answer, as take() does. Further errors: kGone when that server or the engine of
-  /// the job is not connected, kBusy when too many calls wait, kRefused when this node's server or
-  /// that one is too old.
-  std::optional<Result<void>> take_wait(Ticket ticket, Duration patience = Duration::zero());
+  /// Returns its answer, as take() does: when it was sent, all jobs of that scheduler up to this
+  /// number were over, or with `begun` had begun. 0: unknown, because a server is older; the job
+  /// itself is over nevertheless. Further errors: kGone when that server or the engine of the job
+  /// is not connected, kBusy when too many calls wait, kRefused when this node's server or that one
+  /// is too old.
+  std::optional<Result<std::uint64_t>> take_wait(Ticket ticket,
+                                                 Duration patience = Duration::zero());
 
   /// Makes everything that the namespace holds unfindable. The answer comes within `deadline`; the
   /// server waits for nodes that do not confirm, so it may take half a second.

@@ -166,7 +166,7 @@ class PySession {
     return static_cast<std::uint64_t>(value_or_raise(open()->await_job(
         to_id(server), {to_id(scheduler), number}, to_duration(patience_s, "patience_s"), begun)));
   }
-  bool take_wait(std::uint64_t number, double patience_s) {
+  std::optional<std::uint64_t> take_wait(std::uint64_t number, double patience_s) {
     const auto session = open();
     const CacheSession::Ticket ticket{number};
     const Duration patience = to_duration(patience_s, "patience_s");
@@ -174,9 +174,9 @@ class PySession {
     if (!answer && patience > Duration::zero()) {
       answer = without_gil([&] { return session->take_wait(ticket, patience); });
     }
-    if (!answer) return false;
+    if (!answer) return std::nullopt;
     if (!*answer) raise(answer->error());
-    return true;
+    return **answer;
   }
 
   std::uint64_t events() { return open()->events(); }

@@ -26,6 +26,7 @@ class QuestionTable {
     SessionBoundaries boundaries = {};
     SessionReset reset = {};
     SessionJournal journal = {};
+    std::uint64_t reached = 0;  ///< As CacheSession::take_wait().
   };
 
   explicit QuestionTable(std::size_t capacity) : capacity_(capacity) {}

@@ -312,8 +312,10 @@ void SessionLoop::await_job(SessionCommand&& command) {
   tasks_.add(link_
                  .call(kj::mv(request), command.deadline + options_.lookup_deadline, "await_job",
                        [](auto& answer) {
-                         return read_reached(answer).ended.map(
-                             [] { return QuestionTable::Outcome{}; });
+                         const JobsReached reached = read_reached(answer);
+                         return reached.ended.map([&reached] {
+                           return QuestionTable::Outcome{.reached = reached.up_to};
+                         });
                        })
                  .then([this, ticket = command.ticket](Result<QuestionTable::Outcome>&& outcome) {
                    static_cast<void>(questions_.answer(ticket, std::move(outcome)));

@@ -167,10 +167,12 @@ class CacheSession:
         ``begun``: only until all ranks of that engine have begun the job, so that lookups see what
         it offers. take_wait() then raises Refused if the server does not support direct reads.
         """
-    def take_wait(self, ticket: int, patience_s: float = 0.0) -> bool:
-        """Whether they have ended; raises as take(), and Busy, Refused or Gone if that is unknown.
+    def take_wait(self, ticket: int, patience_s: float = 0.0) -> int | None:
+        """The number up to which all jobs of that engine have ended, or with ``begun`` have begun.
 
-        In each case a lookup finds the blocks that were sealed.
+        0 if the server does not report it, although the job has ended; None if it has not. Raises
+        as take(), and Busy, Refused or Gone if that is unknown. In each case a lookup finds the
+        blocks that were sealed.
         """
     def events(self) -> int:
         """The number of answers that have arrived, and of calls of interrupt()."""

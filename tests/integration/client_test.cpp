@@ -155,7 +155,7 @@ TEST_SUITE("saves and loads") {
 
     const auto sealed = session.take_wait(ticket, kHang);
     REQUIRE(sealed);
-    CHECK(*sealed);
+    CHECK(sealed->value() == 1);  // The last job that is over.
     CHECK(decode.lookup(numbers_from(1, 5)).value().blocks == 5);
     CHECK(session.take_wait(ticket)->error().code == Errc::kGone);  // A result is taken once.
 

@@ -157,7 +157,7 @@ TEST_SUITE("direct reads") {
 
     const auto answer = session.take_wait(begun, kHang);
     REQUIRE(answer);
-    CHECK(*answer);
+    CHECK(answer->value() == 1);  // The last job that has begun.
     CHECK(f.decode.engine->lookup(numbers_from(1, 5)).value().offered == 3);
     CHECK_FALSE(session.take_wait(ended));
     f.prefill.device.allow_all();

@@ -31,15 +31,16 @@ class Server:
         self.waits.append((number, begun, self.clock() + patience_s))
         return len(self.waits) - 1
 
-    def take_wait(self, ticket: int) -> bool:
+    def take_wait(self, ticket: int) -> int | None:
         number, begun, deadline = self.waits[ticket]
         if begun and self.error is not None:
             raise self.error
-        if (self.begun if begun else self.over) >= number:
-            return True
+        reached = self.begun if begun else self.over
+        if reached >= number:
+            return reached
         if self.clock() >= deadline:
             raise _native.Timeout("no such job")
-        return False
+        return None
 
     def lookup(self, keys: bytes, key_bytes: int) -> int:
         asked = [keys[i : i + key_bytes] for i in range(0, len(keys), key_bytes)]

@@ -37,13 +37,13 @@ wait_steps = functools.partial(test_connector_handover.wait_steps, kind="early")
 
 
 class PatientSession:
-    """A session whose answers are there when they are asked for."""
+    """A session at an older server, whose answers are there when they are asked for."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def take_wait(self, ticket: int) -> bool:
-        return self._session.take_wait(ticket, 10.0)
+    def take_wait(self, ticket: int) -> int | None:
+        return None if self._session.take_wait(ticket, 10.0) is None else 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)

@@ -225,11 +225,11 @@ class TimedSession:
         assert self._ends_at <= self.now + patience_s, "asked too far ahead"
         return job
 
-    def take_wait(self, ticket: int) -> bool:
+    def take_wait(self, ticket: int) -> int | None:
         if self.now < self._ends_at:
-            return False
+            return None
         self._events += 1
-        return True
+        return 0  # as of an older server
 
     def events(self) -> int:
         return self._events

@@ -119,7 +119,7 @@ def test_a_load_follows_saves_by_the_keys_of_its_blocks(memory, tmp_path):
         while len(reports) < 2:
             select.select([mover.finished_fd()], [], [], HANG_S)
             reports |= {report.kind: report for report in mover.take_finished()}
-        assert session.take_wait(begun, HANG_S)
+        assert session.take_wait(begun, HANG_S) == 1
         assert (reports["load"].id, reports["load"].blocks, reports["load"].error) == (5, 4, None)
         assert reports["load"].direct_bytes == 0  # an engine does not read its own memory
         assert all(memory.holds(8 + block, 1 + block) for block in range(4))

@@ -74,7 +74,7 @@ class SaveWatch:
             return
         if self._ticket is not None:
             try:
-                if not self._session.take_wait(self._ticket):
+                if self._session.take_wait(self._ticket) is None:
                     # Each request that waits polls in each step.
                     self._is_slow = self._is_slow or self._clock() - self._asked_at >= QUICK_S
                     return

@@ -180,7 +180,7 @@ class Waits:
         if state.wait is None:
             return False
         try:
-            if not self._session.take_wait(state.wait):
+            if self._session.take_wait(state.wait) is None:
                 return True
             self._ended("over")
         except _native.PegaFlowError as error:
