@@ -114,7 +114,9 @@ def test_a_router_may_know_of_much_older_saves(pega, prompt):
         assert ends(d, "over") == 1
 
 
-def test_old_saves_are_passed_over_in_a_few_steps_however_slow_they_are(pega, prompt):
+def test_old_saves_of_an_older_server_are_passed_over_in_a_few_steps_however_slow_they_are(
+    pega, prompt
+):
     with engines(pega.address) as (p, d):
         known = prefill(p, "known", prompt(40))
         for number in range(37):

@@ -18,10 +18,12 @@ from pegaflow import _native
 from pegaflow.engine.errors import error_code
 from pegaflow.vllm.requests import RequestState
 
-#: An answer takes this long. One that is there at the first poll after it is taken for one about a
-#: save that had ended before the question: polls are as far apart as the scheduler's steps.
+#: An answer takes this long. One of an older server that is there at the first poll after it is
+#: taken for one about a save that had ended before the question: polls are as far apart as the
+#: scheduler's steps.
 QUICK_S = 0.002
-#: The longest patience of a question that passes over saves: they may already be over.
+#: The longest patience of a question that passes over saves: only older servers get one, and the
+#: saves may already be over.
 STRIDE_PATIENCE_S = 0.02
 
 
@@ -30,8 +32,10 @@ class SaveWatch:
     thread.
 
     The number of the last save that is over is known from the router, or from an earlier answer,
-    and may be old. Then the strides between the questions grow as long as the answers are
-    immediate, and shrink again when one is not, so that a few questions reach the present.
+    and may be old. An answer reports how far the saves are, so the second question is about the
+    one in flight. Older servers do not report it. Then the strides between the questions grow as
+    long as the answers are immediate, and shrink again when one is not, so that a few questions
+    reach the present.
     """
 
     def __init__(
@@ -74,11 +78,12 @@ class SaveWatch:
             return
         if self._ticket is not None:
             try:
-                if self._session.take_wait(self._ticket) is None:
+                reached = self._session.take_wait(self._ticket)
+                if reached is None:
                     # Each request that waits polls in each step.
                     self._is_slow = self._is_slow or self._clock() - self._asked_at >= QUICK_S
                     return
-                self._advance()
+                self._advance(reached)
             except _native.PegaFlowError as error:
                 self._failed(error)
             self._ticket = None
@@ -86,9 +91,13 @@ class SaveWatch:
         if not self.ended:
             self._ask()
 
-    def _advance(self) -> None:
+    def _advance(self, reached: int) -> None:
+        """``reached``: the saves up to this one are over; 0: the server does not report it."""
         self.is_here = self._begun  # of others a server does not report it
-        self._over = max(self._over, self._asked)
+        self._over = max(self._over, self._asked, reached)
+        if reached:
+            self._rises, self._stride = False, 1
+            return
         self._rises = self._rises and not self._is_slow
         self._stride = self._stride * 2 if self._rises else max(1, self._stride // 2)
 

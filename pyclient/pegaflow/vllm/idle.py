@@ -6,8 +6,9 @@ which the request waits. So such a step sleeps until the server answers or a req
 for a few milliseconds at most.
 
 The steps after an event are short. The first one may take an answer on which only the next one
-acts, or come before vLLM shows it the request that has arrived. And ``SaveWatch`` tells slow
-answers from quick ones by its polls, so one of these must come when an answer is late.
+acts, or come before vLLM shows it the request that has arrived. And with older servers
+``SaveWatch`` tells slow answers from quick ones by its polls, so one of these must come when an
+answer is late.
 """
 
 from __future__ import annotations
