@@ -11,6 +11,7 @@ router add is the difference to the prompt that the prefill engine answers alone
   direct  early, with pegaflow.direct_group: blocks go from GPU to GPU
   whole   early, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
   nixl    vLLM's NixlConnector: serial (--flow kv-params)
+  push    vLLM's NixlPushConnector: serial (--flow kv-params), and both legs at once, without a router
   multi   both in a MultiConnector: kv-params loads by NIXL, store by PegaFlow
 
 Free blocks of both engines are shuffled first. After each prompt the prefill engine answers it once
@@ -27,83 +28,36 @@ all answers of the flows agreed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOOLS = ROOT / "tools" / "vllm-gpu"
-sys.path[:0] = [str(ROOT), str(TOOLS)]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from bench_ttft import Answer, Server, prompt, run_burst, shuffle_free_blocks  # noqa: E402
+from perf.support import handover_timeline  # noqa: E402
+from perf.support.neighbors import Neighbors  # noqa: E402
+from perf.support.two_gpus import (  # noqa: E402
+    BLOCK,
+    COMPARED,
+    CONFIGURATIONS,
+    TOOLS,
+    VOCABULARY,
+    Answer,
+    Rig,
+    prompt,
+    run_burst,
+)
 
-from perf.gpu_report import process, wait_until  # noqa: E402
-
-VOCABULARY = 30000
-BLOCK = 16
 #: Kernels are compiled on first use, and the first transfer between two engines connects them.
 WARM_UP = 2
 #: Prompts of a burst, and their tokens.
 BURST, BURST_TOKENS = 8, 10001
-
-OURS = {
-    "kv_connector": "PegaKVConnector",
-    "kv_role": "kv_both",
-    "kv_connector_module_path": "pegaflow.connector",
-}
-EXTRA = {
-    "pegaflow.weights_id": "pegaflow_seeded",
-    "pegaflow.load_policy": "always",
-    "pegaflow.untested": True,
-}
-NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-
-ALONE = ("--flow", "store")
-FLOWS = {
-    "serial": ("--flow", "store"),
-    "early": ("--flow", "auto"),
-    "first": ("--flow", "store", "--pd-first-token"),
-    "kv-params": ("--flow", "kv-params"),
-}
-#: What each configuration measures beside the prefill engine alone.
-CONFIGURATIONS = {
-    "ours": ("serial", "early", "first"),
-    "early": ("early",),
-    "direct": ("early",),
-    "whole": ("early",),
-    "nixl": ("kv-params",),
-    "multi": ("kv-params", "serial"),
-}
-#: Arms in which the decode engine computes the last token as the prefill engine does.
-COMPARED = ("serial", "early", "kv-params")
-
-
-def connector(name: str) -> dict:
-    """The value of --kv-transfer-config."""
-    extra = dict(EXTRA)
-    if name == "direct":
-        extra["pegaflow.direct_group"] = "pd"
-    if name == "whole":
-        extra["pegaflow.early_load_percent"] = 0
-    ours = OURS | {"kv_connector_extra_config": extra}
-    if name == "nixl":
-        return NIXL
-    if name == "multi":
-        return {
-            "kv_connector": "MultiConnector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"connectors": [NIXL, ours]},
-        }
-    return ours
 
 
 @dataclasses.dataclass
@@ -148,148 +102,98 @@ class Row:
         return ", ".join(f"{each / len(self.ttft_ms) / 1e6:.0f}" for each in found)
 
 
-class Rig:
-    """Two engines, one on each GPU, and a router for each arm."""
+class Measurement:
+    """The rounds of one configuration."""
 
-    def __init__(self, options: argparse.Namespace, name: str) -> None:
-        self.options = options
-        self.name = name
-        self.arms = ("alone", *CONFIGURATIONS[name])
-        self.children: dict[str, subprocess.Popen] = {}  #: server, engine-0, engine-1
-        self._runtime = options.out / f"run-{name}"
-        self._env = os.environ | {
-            "PYTHONPATH": f"{TOOLS / 'plugin'}:{os.environ.get('PYTHONPATH', '')}",
-            "PEGAFLOW_ENGINE_ENDPOINT": f"unix:{self._runtime}/pega.sock",
-            "VLLM_SERVER_DEV_MODE": "1",
-            "PYTHONHASHSEED": "0",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        self.engines = [Server("127.0.0.1", 8000 + gpu, "model", 120) for gpu in (0, 1)]
-        self.routers = {
-            arm: Server("127.0.0.1", 8080 + number, "model", 120)
-            for number, arm in enumerate(self.arms)
-        }
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._options = rig.options
+        #: Of requests that were alone in flight: the arm, and when the client sent it and had the
+        #: first token.
+        self.requests: list[tuple[str, float, float]] = []
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[contextlib.ExitStack]:
-        """Yields what ends the children."""
-        with contextlib.ExitStack() as stack:
-            if self.name != "nixl":
-                self._runtime.mkdir(exist_ok=True)
-                self.start_server(stack)
-            begun = [self._begin(gpu, stack) for gpu in (0, 1)]
-            for gpu, (url, log) in enumerate(begun):
-                wait_until(self.children[f"engine-{gpu}"], url, log, 240)
-            for arm in self.arms:
-                self._router(arm, stack)
-            yield stack
-
-    def start_server(self, stack: contextlib.ExitStack) -> None:
-        options = self.options
-        command = [str(options.bin / "pegaflow-server")]
-        command += ["--addr", f"unix:{self._runtime}/pega.sock"]
-        command += ["--http-addr", "127.0.0.1:9092", "--pool-size", f"{options.pool_gib}gb"]
-        log = options.out / f"{self.name}-server.log"
-        child = self.children["server"] = stack.enter_context(process(command, log, self._env))
-        wait_until(child, "http://127.0.0.1:9092/health", log, 90)
-
-    def _begin(self, gpu: int, stack: contextlib.ExitStack) -> tuple[str, pathlib.Path]:
-        options = self.options
-        log = options.out / f"{self.name}-engine-{gpu}.log"
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(options.model)]
-        command += ["--served-model-name", "model", "--host", "127.0.0.1"]
-        command += ["--port", str(8000 + gpu), "--load-format", "pegaflow_seeded"]
-        command += ["--max-model-len", str(max(options.lengths) + 1000), "--max-num-seqs", "64"]
-        command += ["--block-size", str(BLOCK), "--gpu-memory-utilization", "0.6"]
-        command += ["--num-gpu-blocks-override", str(options.gpu_blocks)]
-        command += ["--disable-uvicorn-access-log", "--compilation-config"]
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-        command += [json.dumps(graphs | {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]})]
-        command += options.vllm_arguments.split()
-        command += ["--kv-transfer-config", json.dumps(connector(self.name))]
-        own = self._env | {
-            "CUDA_VISIBLE_DEVICES": str(gpu),
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5600 + gpu),
-        }
-        self.children[f"engine-{gpu}"] = stack.enter_context(process(command, log, own))
-        return f"http://127.0.0.1:{8000 + gpu}/health", log
-
-    def _router(self, arm: str, stack: contextlib.ExitStack) -> None:
-        prefill, decode = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
-        port = 8080 + self.arms.index(arm)
-        command = [str(self.options.bin / "pegaflow-router"), "--listen", f"127.0.0.1:{port}"]
-        if arm == "alone":
-            command += [*ALONE, "--decode", prefill]
-        else:
-            command += [*FLOWS[arm], "--prefill", prefill, "--decode", decode]
-        log = self.options.out / f"{self.name}-router-{arm}.log"
-        child = stack.enter_context(process(command, log, dict(os.environ)))
-        wait_until(child, f"http://127.0.0.1:{port}/health", log, 30)
-
-    def shuffle(self) -> None:
-        for engine in self.engines:
-            shuffle_free_blocks(engine, VOCABULARY, 3)
-            engine.empty_prefix_cache()
-
-    def metrics(self) -> list[dict[str, float]]:
-        """The metrics of both engines' connectors."""
-        names = ("vllm:pegaflow", "vllm:nixl", "vllm:external_prefix")
-        return [
-            {name: value for name, value in engine.metrics().items() if name.startswith(names)}
-            for engine in self.engines
-        ]
-
-    def ask(self, arm: str, tokens: list[int]) -> Answer:
-        answer = self.routers[arm].complete(tokens, self.options.output_tokens)
-        if answer.error:
-            raise RuntimeError(f"{self.name}, {arm}, {len(tokens)} tokens: {answer.error}")
-        return answer
-
-    def round(self, rows: dict[str, Row], tokens: int, seed: int, chance: random.Random) -> None:
-        for arm in chance.sample(self.arms, len(self.arms)):
-            one = prompt(seed * 64 + self.arms.index(arm), tokens, VOCABULARY)
-            before = self.metrics()
-            answer, reference = self.ask(arm, one), None
+    def _round(self, rows: dict[str, Row], tokens: int, seed: int, chance: random.Random) -> None:
+        rig, output = self._rig, self._options.output_tokens
+        for arm in chance.sample(rig.arms, len(rig.arms)):
+            one = prompt(seed * 64 + rig.arms.index(arm), tokens, VOCABULARY)
+            before = rig.metrics()
+            answer, reference = rig.ask(arm, one), None
             if arm != "alone":
-                reference = self.engines[0].complete(one, self.options.output_tokens)
-                rows[arm].grow(before, self.metrics())
+                reference = rig.engines[0].complete(one, output)
+                rows[arm].grow(before, rig.metrics())
             rows[arm].take(answer, reference)
+            first = answer.arrivals[0]
+            self.requests.append((f"{arm}, {tokens} tokens", first - answer.ttft_s, first))
             # Let pending saves and reports finish before the next prompt.
-            time.sleep(self.options.pause)
+            time.sleep(self._options.pause)
+
+    def measure(self, tokens: int, rounds: int) -> list[Row]:
+        rig, chance = self._rig, random.Random(self._options.seed)
+        rows = {arm: Row(rig.name, arm, tokens) for arm in rig.arms}
+        unused = {arm: Row(rig.name, arm, tokens) for arm in rig.arms}
+        for number in range(WARM_UP):
+            self._round(unused, tokens, 1_000_000 + number, chance)
+        self.requests.clear()
+        for number in range(rounds):
+            self._round(rows, tokens, self._options.seed * 10_000 + tokens + number, chance)
+        return list(rows.values())
+
+    def beside_neighbors(self, tokens: int, rounds: int) -> list[str]:
+        """The same rounds while other requests decode at the decode engine: the gaps between their
+        tokens from the request of a prompt to its first token. With `alone` nothing is loaded.
+        """
+        rig = self._rig
+        engine, count = rig.engines[1], self._options.neighbors
+        with Neighbors(engine, count, VOCABULARY, rig.most_tokens) as neighbors:
+            self.measure(tokens, rounds)
+        lines = []
+        for arm in dict.fromkeys(arm for arm, _, _ in self.requests):
+            windows = [(begin, end) for name, begin, end in self.requests if name == arm]
+            gaps = neighbors.gaps_ms(windows)
+            if not gaps:
+                raise RuntimeError(f"{rig.name}, {arm}: the neighbors had ended")
+            lines.append(
+                f"{rig.name}, {count} neighbors, {arm}: gaps between their "
+                f"tokens {statistics.median(gaps):.2f} ms, mean {statistics.mean(gaps):.2f}, p99 "
+                f"{gaps[len(gaps) * 99 // 100]:.2f}, largest {gaps[-1]:.2f}, n = {len(gaps)}"
+            )
+        return lines
+
+    def timeline(self) -> list[str]:
+        """Where the time of the last length's requests went."""
+        time.sleep(0.2)  # the engines write their notes
+        notes = handover_timeline.read(self._rig.timeline)
+        found = []
+        for arm, begin, end in self.requests:
+            is_alone = arm.startswith("alone")
+            steps = handover_timeline.of_request(notes, begin, end, is_alone=is_alone)
+            if steps is not None:
+                found.append((arm, steps))
+        lines = handover_timeline.table(found)
+        return [*lines, f"{len(found)} of {len(self.requests)} requests have all notes"]
 
     def bursts(self, count: int) -> list[Row]:
         """Bursts of 8 prompts, 4 a second, through each router in turns."""
-        chance = random.Random(self.options.seed)
-        rows = {arm: Row(self.name, arm, BURST_TOKENS, BURST) for arm in self.arms}
+        rig, output = self._rig, self._options.output_tokens
+        chance = random.Random(self._options.seed)
+        rows = {arm: Row(rig.name, arm, BURST_TOKENS, BURST) for arm in rig.arms}
         for number in range(count):
-            for arm in chance.sample(self.arms, len(self.arms)):
-                first = 77_000_000 + (number * len(self.arms) + self.arms.index(arm)) * BURST
+            for arm in chance.sample(rig.arms, len(rig.arms)):
+                first = 77_000_000 + (number * len(rig.arms) + rig.arms.index(arm)) * BURST
                 prompts = [prompt(first + i, BURST_TOKENS, VOCABULARY) for i in range(BURST)]
-                answers = run_burst(self.routers[arm], prompts, 4.0, self.options.output_tokens)
+                answers = run_burst(rig.routers[arm], prompts, 4.0, output)
                 for one, answer in zip(prompts, answers, strict=True):
                     if answer.error:
-                        raise RuntimeError(f"{self.name}, {arm}, burst: {answer.error}")
+                        raise RuntimeError(f"{rig.name}, {arm}, burst: {answer.error}")
                     if arm != "alone":
-                        reference = self.engines[0].complete(one, self.options.output_tokens)
+                        reference = rig.engines[0].complete(one, output)
                         rows[arm].answers += 1
                         rows[arm].agree += answer.tokens == reference.tokens
                 times = [answer.ttft_s * 1e3 for answer in answers]
                 rows[arm].ttft_ms.append(statistics.mean(times))
                 gaps = [answer.arrivals[1] - answer.arrivals[0] for answer in answers]
                 rows[arm].second_ms.append(statistics.mean(gaps) * 1e3)
-                time.sleep(self.options.pause)
-        return list(rows.values())
-
-    def measure(self, tokens: int, rounds: int) -> list[Row]:
-        chance = random.Random(self.options.seed)
-        rows = {arm: Row(self.name, arm, tokens) for arm in self.arms}
-        unused = {arm: Row(self.name, arm, tokens) for arm in self.arms}
-        for number in range(WARM_UP):
-            self.round(unused, tokens, 1_000_000 + number, chance)
-        for number in range(rounds):
-            self.round(rows, tokens, self.options.seed * 10_000 + tokens + number, chance)
+                time.sleep(self._options.pause)
         return list(rows.values())
 
 
@@ -351,6 +255,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--bursts", type=int, default=0, help="bursts of 8 prompts of 10,001 tokens, 4 a second"
     )
+    parser.add_argument(
+        "--neighbors",
+        type=int,
+        default=0,
+        help="after each length the same rounds beside N requests that decode",
+    )
+    parser.add_argument(
+        "--timeline", action="store_true", help="print where the time of each arm's requests goes"
+    )
     parser.add_argument("--configurations", default="ours,whole,nixl,multi")
     parser.add_argument("--gpu-blocks", type=int, default=8000)
     parser.add_argument("--pool-gib", type=int, default=40)
@@ -385,6 +298,7 @@ def main(argv: Sequence[str]) -> int:
     failed = []
     for name in options.configurations:
         rig = Rig(options, name)
+        measurement = Measurement(rig)
         try:
             with rig.running():
                 rig.shuffle()
@@ -393,10 +307,15 @@ def main(argv: Sequence[str]) -> int:
                     if time.monotonic() - begin > options.stop_after:
                         print(f"{name}: {tokens} tokens left out: no time left", flush=True)
                         continue
-                    rows += rig.measure(tokens, rounds)
-                    print("\n".join(table(rows)[-len(rig.arms) :]), flush=True)
+                    rows += measurement.measure(tokens, rounds)
+                    lines = table(rows)[-len(rig.arms) :]
+                    if options.timeline:
+                        lines += measurement.timeline()
+                    if options.neighbors:
+                        lines += measurement.beside_neighbors(tokens, rounds)
+                    print("\n".join(lines), flush=True)
                 if options.bursts and time.monotonic() - begin < options.stop_after:
-                    rows += rig.bursts(options.bursts)
+                    rows += measurement.bursts(options.bursts)
                     print("\n".join(table(rows)[-len(rig.arms) :]), flush=True)
         except (RuntimeError, OSError, TimeoutError) as error:
             failed.append(name)

@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from perf.handover_gpu import VOCABULARY, Answer, Rig, parse, prompt
+from perf.handover_gpu import parse
+from perf.support.two_gpus import VOCABULARY, Answer, Rig, prompt
 
 TOKENS = 4001
 PROMPTS = 6

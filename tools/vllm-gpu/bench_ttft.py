@@ -29,6 +29,7 @@ import re
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -57,21 +58,35 @@ class Server:
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
 
-    def complete(self, prompt: list[int], output_tokens: int) -> Answer:
-        body = json.dumps(
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        )
+    def _body(self, prompt: list[int], output_tokens: int, more: dict | None, **own: bool) -> str:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
+        return json.dumps(body | {"temperature": 0, "ignore_eos": True} | own | (more or {}))
+
+    def _post(self, body: str, request_id: str) -> http.client.HTTPConnection:
         connection = self._connect()
         connection.connect()
+        headers = {"Content-Type": "application/json"}
+        if request_id:
+            headers["X-Request-Id"] = request_id
+        connection.request("POST", "/v1/completions", body, headers)
+        return connection
+
+    def post(
+        self, prompt: list[int], output_tokens: int, more: dict | None = None, request_id: str = ""
+    ) -> dict:
+        """The whole response, with ``more`` fields in the body of the request."""
+        connection = self._post(self._body(prompt, output_tokens, more), request_id)
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        return answer
+
+    def complete(
+        self, prompt: list[int], output_tokens: int, more: dict | None = None, request_id: str = ""
+    ) -> Answer:
+        """The response as it arrives, with ``more`` fields in the body of the request."""
+        body = self._body(prompt, output_tokens, more, stream=True)
         start = time.perf_counter()
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection = self._post(body, request_id)
         response = connection.getresponse()
         if response.status != 200:
             return Answer(error=f"{response.status} {response.read()[:300]!r}")
@@ -90,6 +105,18 @@ class Server:
         answer.ttft_s = answer.arrivals[0] - start
         answer.tokens = text.split()
         return answer
+
+    def stream(self, prompt: list[int], output_tokens: int) -> Iterator[float]:
+        """The times (perf_counter()) at which the pieces of the response arrive. Closing it ends
+        the request.
+        """
+        connection = self._post(self._body(prompt, output_tokens, None, stream=True), "")
+        try:
+            for line in connection.getresponse():
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    yield time.perf_counter()
+        finally:
+            connection.close()
 
     def complete_many(self, prompts: list[list[int]], output_tokens: int) -> None:
         body = {
