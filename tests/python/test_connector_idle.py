@@ -47,7 +47,7 @@ class SleepingSession:
 
 def sleeper(engine: Engine, limit_s: float = FOREVER_S) -> SleepingSession:
     idle = engine.connector._scheduler._idle
-    idle._session, idle._limit_s = SleepingSession(idle._session), limit_s
+    idle._session, idle.limit_s = SleepingSession(idle._session), limit_s
     return idle._session
 
 

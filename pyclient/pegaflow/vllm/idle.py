@@ -32,7 +32,7 @@ class IdleSteps:
     ) -> None:
         """``limit_s``: the longest delay of a step; 0: none is delayed."""
         self._session = session
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._counts = counts
         self._clock = clock
         self._waiting: set[str] = set()  # requests of this step
@@ -52,19 +52,19 @@ class IdleSteps:
             self._brief = BRIEF_STEPS
         else:
             self._counts.add("idle_steps")
-            if self._limit_s > 0:
+            if self.limit_s > 0:
                 self._sleep()
         if waiting:
             self._seen = self._session.events()
 
     def _sleep(self) -> None:
         started = self._clock()
-        limit_s = min(self._limit_s, BRIEF_S) if self._brief else self._limit_s
+        limit_s = min(self.limit_s, BRIEF_S) if self._brief else self.limit_s
         is_woken = self._session.await_event(self._seen, limit_s)
         self._brief = BRIEF_STEPS if is_woken else max(0, self._brief - 1)
         self._counts.add("idle_seconds", self._clock() - started)
 
     def interrupt(self) -> None:
         """A request arrives. Thread-safe."""
-        if self._limit_s > 0:
+        if self.limit_s > 0:
             self._session.interrupt()

@@ -67,6 +67,8 @@ class StepPlan(KVConnectorMetadata):
     scheduler: bytes = b""  #: Its incarnation; job numbers rise within it.
     forward: bool = False  #: Whether the model runs in this step.
     measured: int = 0  #: The step's number, if its end should be reported.
+    #: Every request waits for a load that is about to end: the step may last until one has ended.
+    may_last: bool = False
     saves: list[SaveOrder] = dataclasses.field(default_factory=list)
     loads: list[LoadOrder] = dataclasses.field(default_factory=list)
     #: Loads that vLLM waits for and that no worker begins: reported as failed at once.

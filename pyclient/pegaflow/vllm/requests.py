@@ -97,6 +97,11 @@ class Load:
         return self.awaits_prefill and self.handed_at is not None and not ends
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it follows its prefill, whose last block is computed."""
+        return bool(self.patience_s) and not self.awaits_prefill and self.handed_at is not None
+
+    @property
     def request_id(self) -> str:
         return self.state.request_id
 

@@ -12,6 +12,7 @@ from pegaflow.engine.config import Settings
 from pegaflow.engine.rates import LoadPolicy, preempted_in
 from pegaflow.engine.view import View
 from pegaflow.vllm.adapters import Adapters
+from pegaflow.vllm.arrivals import ARRIVALS
 from pegaflow.vllm.chunked import ChunkedLoads
 from pegaflow.vllm.events import BlockEvents
 from pegaflow.vllm.handover import Handover, Waits, is_asked_for, may_be_early
@@ -94,6 +95,7 @@ class SchedulerSide:
         self._recomputes = recomputes
         self.chunked = self._make_chunked()
         self._idle = self._make_idle(in_lockstep)
+        ARRIVALS.begin()
         self.saves: Saves | None = None  # until vLLM shows its block pool
         self._undrafted = UndraftedBlocks(rules.unit_tokens)
         self._states: dict[str, RequestState] = {}
@@ -430,6 +432,7 @@ class SchedulerSide:
             refused=[self._order(load) for load in loads if load.refused],
             cancelled=cancelled,
             discarded=discarded,
+            may_last=total == 0 and self._loads_end_soon(),
         )
         for request_id in self.chunked.waiting():
             self._idle.add_waiting(request_id)
@@ -440,6 +443,15 @@ class SchedulerSide:
         self.loads.mark_handed_out(loads)
         return plan
 
+    def _loads_end_soon(self) -> bool:
+        """Whether all requests wait for loads that follow their prefills, whose last blocks are
+        computed. Such a load is not completed early, so the step that notices its end matters.
+        """
+        if not self._idle.limit_s or self.keep_stepping():
+            return False
+        ending = {one.request_id for one in self.loads.under_way() if one.is_ending}
+        return bool(ending) and ending == self._states.keys()
+
     def _is_in_flight(self) -> bool:
         """Whether something ends that only a step notices: a load, a save, or an event."""
         return not all(one.is_quiet for one in self.loads.under_way()) or self.keep_stepping()
@@ -447,6 +459,7 @@ class SchedulerSide:
     def request_arrives(self) -> None:
         """vLLM's next step has another request. Thread-safe."""
         self._idle.interrupt()
+        ARRIVALS.note()
 
     def _order(self, load: Load) -> LoadOrder:
         return self.loads.order(load, self.policy.held_to(load.units))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.engine.errors import error_code
+from pegaflow.vllm.arrivals import ARRIVALS
 from pegaflow.vllm.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts
 
@@ -132,6 +133,11 @@ class Reports:
     def is_away(self) -> bool:
         return bool(self._away)
 
+    @property
+    def has_received(self) -> bool:
+        """Whether vLLM is to be told that a load has ended."""
+        return bool(self._received)
+
     def take_received(self) -> set[str]:
         received, self._received = self._received, set()
         return received
@@ -178,6 +184,10 @@ class StepsAhead:
         # that waited for a request.
         alike, self._forward = forward == self._forward, forward
         self._seconds = took * self._steps[forward] if alike and took < 4 * self.LIMIT_S else 0.0
+
+    def skip(self) -> None:
+        """The time since the end of the step says nothing about the length of steps."""
+        self._ended_at = self._clock()
 
     def seconds(self) -> float:
         return min(self._seconds, self.LIMIT_S)
@@ -239,6 +249,7 @@ class WorkerSide:
         self._forward = False
         self._measured = 0  # the step whose end is to be reported to the scheduler's side
         self._tells_early = True
+        self._may_last = False  # the step, until a load has ended
 
     def register(self, kv_caches: Any, *, alone: bool = True) -> None:
         """``alone``: only vLLM's model and this connector write to the blocks. After the early
@@ -308,6 +319,7 @@ class WorkerSide:
     def start_loads(self, plan: StepPlan) -> None:
         self._forward = plan.forward
         self._measured = plan.measured
+        self._may_last = plan.may_last
         for order in (*plan.loads, *plan.refused):
             self.reports.begin_load(order)
         for order in plan.refused:
@@ -385,6 +397,8 @@ class WorkerSide:
         if self.mover is None or not self._has_jobs():
             return
         self._take_finished()
+        if self._may_last and not self.reports.has_received:
+            self._wait_for_end()
         # vLLM waits for the last part of a chunked load, and for no other. If that follows a
         # prefill, it is not completed early.
         if self._tells_early and any(
@@ -392,6 +406,12 @@ class WorkerSide:
             for job in self.loads.values()
         ):
             self._follow()
+
+    def _wait_for_end(self) -> None:
+        """The loads in flight are about to end. vLLM would sleep for 1 ms before the next step."""
+        if ARRIVALS.wait(self.mover.finished_fd()):
+            self._take_finished()
+        self._ahead.skip()
 
     def _take_finished(self) -> None:
         for done in self.mover.take_finished():
