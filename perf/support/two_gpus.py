@@ -166,7 +166,7 @@ class Rig:
             if self.name not in ("nixl", "push"):
                 self._runtime.mkdir(exist_ok=True)
                 self.start_server(stack)
-            begun = [self._begin(gpu, stack) for gpu in (0, 1)]
+            begun = [self.begin_engine(gpu, stack) for gpu in (0, 1)]
             for gpu, (url, log) in enumerate(begun):
                 wait_until(self.children[f"engine-{gpu}"], url, log, 240)
             for arm in self.arms:
@@ -183,7 +183,7 @@ class Rig:
         child = self.children["server"] = stack.enter_context(process(command, log, self._env))
         wait_until(child, "http://127.0.0.1:9092/health", log, 90)
 
-    def _begin(self, gpu: int, stack: contextlib.ExitStack) -> tuple[str, pathlib.Path]:
+    def begin_engine(self, gpu: int, stack: contextlib.ExitStack) -> tuple[str, pathlib.Path]:
         options = self.options
         log = options.out / f"{self.name}-engine-{gpu}.log"
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(options.model)]

@@ -71,6 +71,10 @@ class Server:
         connection.request("POST", "/v1/completions", body, headers)
         return connection
 
+    def begin(self, prompt: list[int], output_tokens: int) -> http.client.HTTPConnection:
+        """A request whose response nobody reads yet."""
+        return self._post(self._body(prompt, output_tokens, None, stream=True), "")
+
     def post(
         self, prompt: list[int], output_tokens: int, more: dict | None = None, request_id: str = ""
     ) -> dict:
