@@ -11,7 +11,7 @@ router add is the difference to the prompt that the prefill engine answers alone
   direct  early, with pegaflow.direct_group: blocks go from GPU to GPU
   whole   early, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
   nixl    vLLM's NixlConnector: serial (--flow kv-params)
-  push    vLLM's NixlPushConnector: serial (--flow kv-params), and both legs at once, without a router
+  push    vLLM's NixlPushConnector: serial (--flow kv-params), both legs at once without a router
   multi   both in a MultiConnector: kv-params loads by NIXL, store by PegaFlow
 
 Free blocks of both engines are shuffled first. After each prompt the prefill engine answers it once

@@ -32,7 +32,7 @@ LENGTHS = (2001, 4001, 10001)
 OUTPUT = 8
 CLIENTS = 8
 BLOCK_BYTES = 2 << 20
-#: An engine's blocks are free after this time; the prefill engine keeps those that are read for 2 s.
+#: An engine's blocks are free after this time: it keeps those that others read for 2 s at most.
 FREE_WITHIN_S = 2.5
 
 

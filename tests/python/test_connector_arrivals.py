@@ -68,7 +68,7 @@ def test_requests_that_have_arrived_end_one_wait_and_not_the_one_after_it(here):
 
 def test_a_worker_without_a_scheduler_beside_it_waits_for_a_short_time():
     alone = Arrivals()
-    alone.note()  # nobody would read it
+    alone.note()  # no scheduler is there to report it
     with pipe() as (read, _):
         assert not alone.wait(read)
 

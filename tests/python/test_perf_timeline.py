@@ -63,9 +63,7 @@ def test_a_request_of_which_a_note_is_missing_is_left_out(tmp_path):
         if DECODE[missing][2] in ("asked", "loaded"):
             continue  # the load began unseen; its parts are not told apart
         some = [*PREFILL, *DECODE[:missing], *DECODE[missing + 1 :]]
-        found = handover_timeline.of_request(
-            notes(tmp_path, *some), 9.99, 10.265, is_alone=False
-        )
+        found = handover_timeline.of_request(notes(tmp_path, *some), 9.99, 10.265, is_alone=False)
         assert found is None, DECODE[missing]
 
 

@@ -72,7 +72,7 @@ class Server:
         return connection
 
     def begin(self, prompt: list[int], output_tokens: int) -> http.client.HTTPConnection:
-        """A request whose response nobody reads yet."""
+        """A request whose response is not read here."""
         return self._post(self._body(prompt, output_tokens, None, stream=True), "")
 
     def post(
