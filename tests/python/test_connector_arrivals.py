@@ -12,7 +12,7 @@ from pegaflow.vllm.arrivals import Arrivals
 from pegaflow.vllm.messages import StepPlan
 from tests.python.test_connector_ahead import Done, worker_that_follows_a_prefill
 from tests.python.test_connector_chunked import LENGTH
-from tests.python.test_connector_direct import DECODE, PREFILL, send
+from tests.python.test_connector_direct import DECODE, PREFILL, reading, send
 from tests.python.test_connector_handover import engines
 from tests.python.test_connector_two_engines import run_together
 
@@ -135,10 +135,10 @@ def test_a_decode_engine_that_waits_only_for_a_direct_read_lets_the_step_last(
     noted = Noted()
     noted.begin()
     monkeypatch.setattr(worker_side, "ARRIVALS", noted)
-    with engines(own_pega.address, PREFILL, DECODE) as (p, d):
+    # Three of four chunks are still to come, so the load follows the prefill.
+    with reading(own_pega, prompt(LENGTH)) as (p, d):
         side = d.ranks[0].worker._worker
         side.mover = HoldsBack(side.mover, waited)
-        send(p, d, prompt(LENGTH))
         run_together([p, d])
         d.answers["x"].check()
         assert d.answers["x"].loaded == LENGTH - 1
