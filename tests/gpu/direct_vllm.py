@@ -115,7 +115,9 @@ class Test:
         self.checks.say(f"{what}, answers", same == len(pairs), f"{same} of {len(pairs)} are equal")
         read = self._direct_bytes() - before
         self.checks.say(
-            f"{what}, read directly", read > expected / 2, f"{read / expected:.2f} of the others'"
+            f"{what}, read directly",
+            read > expected / 2,
+            f"{read / max(expected, 1):.2f} of the others'",
         )
         self._free(what, (0, 1))
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pegaflow.vllm import arrivals, worker_side
+from pegaflow.vllm import arrivals, scheduler_side, worker_side
 from pegaflow.vllm.arrivals import Arrivals
 from pegaflow.vllm.messages import StepPlan
 from tests.python.test_connector_ahead import Done, worker_that_follows_a_prefill
 from tests.python.test_connector_chunked import LENGTH
-from tests.python.test_connector_direct import DECODE, PREFILL, reading, send
+from tests.python.test_connector_direct import reading
 from tests.python.test_connector_handover import engines
 from tests.python.test_connector_two_engines import run_together
 
@@ -145,18 +145,36 @@ def test_a_decode_engine_that_waits_only_for_a_direct_read_lets_the_step_last(
     assert waited
 
 
-def test_no_step_lasts_while_another_request_needs_it(own_pega, prompt, monkeypatch):
-    monkeypatch.setattr(
-        worker_side.ARRIVALS, "wait", lambda _: pytest.fail("a step lasts beside another request")
-    )
-    with engines(own_pega.address, PREFILL, DECODE) as (p, d):
-        send(p, d, prompt(LENGTH))
-        d.add("other", prompt(40), 300)
-        while not d.answers["x"].finish_reason:
-            for one in (p, d):
-                if one.scheduler.has_requests() or one._queue:
-                    one.step()
-        assert not d.answers["other"].finish_reason
+def test_no_step_lasts_while_another_request_needs_it(own_pega, prompt):
+    with reading(own_pega, prompt(LENGTH)) as (p, d):
+        side = d.connector._scheduler
+        (follower,) = [one for one in side.loads.under_way() if one.patience_s]
+        follower.awaits_prefill = False  # as once its last block is computed
+        assert side._loads_end_soon()
+        d.add("other", prompt(40), 20)
+        d.run(lambda: "other" in side._states)
+        follower.awaits_prefill = False
+        assert not side._loads_end_soon()
+        run_together([p, d])
         d.answers["x"].check()
-        d.abort("other")
-        d.run()
+        d.answers["other"].check()
+
+
+def test_a_request_that_an_engine_receives_is_noted(pega, monkeypatch):
+    noted = Arrivals()
+    monkeypatch.setattr(scheduler_side, "ARRIVALS", noted)
+    with engines(pega.address) as (_, d):
+        d.connector.request_arrives()
+        assert os.eventfd_read(noted._event) == 1
+
+
+def test_two_waits_for_one_arrival_both_end(here):
+    """The later one finds that the other one has read it."""
+    with pipe() as (read, _):
+        threads = [threading.Thread(target=here.wait, args=(read,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            here.note()
+        for thread in threads:
+            thread.join()

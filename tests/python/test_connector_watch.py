@@ -4,6 +4,7 @@ Real servers, workers and sessions; the engines are the test.
 """
 
 import time
+import types
 from typing import Any
 
 import pytest
@@ -147,3 +148,23 @@ def test_a_watch_of_a_prefill_engine_that_has_saved_nothing_waits_for_its_first_
 
     decode.follow(watch, 2)
     assert [number for number, *_ in decode.asked] == [1, 2]
+
+
+def test_a_number_that_no_engine_reaches_ends_no_watch():
+    """A question has 64 bits, and the number comes from another process."""
+    asked = []
+
+    class Session:
+        def await_job(self, server: bytes, scheduler: bytes, number: int, patience_s: float) -> int:
+            assert number < 1 << 63
+            asked.append(number)
+            return len(asked)
+
+        def take_wait(self, ticket: int) -> int:
+            return (1 << 64) - 1
+
+    known = types.SimpleNamespace(node=bytes(16), scheduler=bytes(16), job=1)
+    watch = SaveWatch(Session(), known, patience_s=1.0, clock=lambda: 0.0)
+    for _ in range(3):
+        watch.poll()
+    assert len(asked) == 3 and not watch.ended

@@ -6,6 +6,7 @@ too. So their arrival ends the wait.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 
@@ -41,7 +42,8 @@ class Arrivals:
             limit_s = LONG_S
         ready = [one for one, _ in poller.poll(limit_s * 1e3)]
         if self._event in ready:
-            os.eventfd_read(self._event)
+            with contextlib.suppress(BlockingIOError):  # another thread has read it
+                os.eventfd_read(self._event)
         return descriptor in ready
 
 

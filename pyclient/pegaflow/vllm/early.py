@@ -25,6 +25,8 @@ QUICK_S = 0.002
 #: The longest patience of a question that passes over saves: only older servers get one, and the
 #: saves may already be over.
 STRIDE_PATIENCE_S = 0.02
+#: No scheduler reaches this job. Numbers come from other processes, and a question has 64 bits.
+MOST_JOBS = 1 << 62
 
 
 class SaveWatch:
@@ -109,7 +111,7 @@ class SaveWatch:
             self.ended = reason_of(error)
 
     def _ask(self) -> None:
-        self._asked = self._over + self._stride
+        self._asked = min(self._over + self._stride, MOST_JOBS)
         self._asked_at, self._is_slow = self._clock(), False
         limit = self._patience_s if self._stride == 1 else STRIDE_PATIENCE_S
         try:
