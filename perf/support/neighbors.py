@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 
 from perf.support.two_gpus import Server, prompt
 
@@ -45,12 +44,7 @@ class Neighbors:
         self._begun.wait(timeout=60)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
         for thread in self._threads:
             thread.join()

@@ -48,7 +48,8 @@ EXTRA = {
     "pegaflow.untested": True,
 }
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-NIXL_PUSH = {"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}
+#: Configurations without PegaFlow.
+PEERS = {"nixl": NIXL, "push": {"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}}
 
 ALONE = ("--flow", "store")
 FLOWS = {
@@ -56,7 +57,6 @@ FLOWS = {
     "early": ("--flow", "auto"),
     "first": ("--flow", "store", "--pd-first-token"),
     "kv-params": ("--flow", "kv-params"),
-    "both": (),  # without a router: BothLegs
 }
 #: What each configuration measures beside the prefill engine alone.
 CONFIGURATIONS = {
@@ -80,8 +80,8 @@ def connector(name: str) -> dict:
     if name == "whole":
         extra["pegaflow.early_load_percent"] = 0
     ours = OURS | {"kv_connector_extra_config": extra}
-    if name in ("nixl", "push"):
-        return NIXL if name == "nixl" else NIXL_PUSH
+    if name in PEERS:
+        return PEERS[name]
     if name == "multi":
         return {
             "kv_connector": "MultiConnector",
@@ -163,7 +163,7 @@ class Rig:
         with contextlib.ExitStack() as stack:
             if self.timeline:
                 self.timeline.mkdir(exist_ok=True)
-            if self.name not in ("nixl", "push"):
+            if self.name not in PEERS:
                 self._runtime.mkdir(exist_ok=True)
                 self.start_server(stack)
             begun = [self.begin_engine(gpu, stack) for gpu in (0, 1)]

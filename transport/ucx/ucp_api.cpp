@@ -41,7 +41,7 @@ std::string loader_error(const std::string& file) {
   return std::string(error);
 }
 
-/// The libraries that libucp needs, each before those that need it.
+/// The libraries that libucp is linked with, in the order in which they are loaded.
 constexpr std::array<const char*, 3> kParts = {"libucm.so.0", "libucs.so.0", "libuct.so.0"};
 
 /// Opens a library that the operator names, with UCX's other libraries beside it, even if the files
