@@ -52,18 +52,25 @@ Result<void*> open_named(const std::string& library) {
   // Without links, because UCX searches its modules beside the file.
   const std::filesystem::path file = std::filesystem::canonical(library, error);
   if (error) return fail(Errc::kRefused, "UCX: {}: {}; {}", library, error.message(), kWanted);
+  // The loader opens whatever has the name, and a FIFO is opened only when it has a writer.
+  if (!std::filesystem::is_regular_file(file, error)) {
+    return fail(Errc::kRefused, "UCX: {} is not a regular file; {}", library, kWanted);
+  }
   const std::filesystem::path folder = file.parent_path();
+  const auto is_beside = [&](const char* part) {
+    return std::filesystem::is_regular_file(folder / part, error);
+  };
   // Lazily, because libucm uses a function of libucs, which comes after it.
-  for (const char* const part : kParts) (void)::dlopen((folder / part).c_str(), RTLD_LAZY);
+  for (const char* const part : kParts) {
+    if (is_beside(part)) (void)::dlopen((folder / part).c_str(), RTLD_LAZY);
+  }
   void* const opened = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     return fail(Errc::kRefused, "UCX: {} cannot be loaded: {}; {}", library,
                 loader_error(file.string()), kWanted);
   }
   for (const char* const part : kParts) {
-    const std::filesystem::path beside = folder / part;
-    if (std::filesystem::exists(beside, error) &&
-        ::dlopen(beside.c_str(), RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
+    if (is_beside(part) && ::dlopen((folder / part).c_str(), RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
       return fail(Errc::kRefused,
                   "UCX: {} was loaded with another {} than the one beside it; start this program "
                   "with LD_LIBRARY_PATH={}",

@@ -53,8 +53,8 @@ struct UcpApi {
   /// as the system finds it. A process has one UCX: later calls return the loaded one. The first
   /// call sets environment variables that UCX reads while loading, where they are not set: call it
   /// before other threads read the environment. Thread-safe.
-  /// Errors: kRefused, with the file, when it cannot be loaded, is no libucp or one older than
-  /// 1.13, or when this process has loaded another.
+  /// Errors: kRefused, with the file, when it is not a regular file, cannot be loaded, is no libucp
+  /// or one older than 1.13, or when this process has loaded another.
   static Result<const UcpApi*> load(const std::string& library);
 
   /// The version of the loaded library: 1022 is 1.22.

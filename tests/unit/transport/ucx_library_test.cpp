@@ -7,8 +7,14 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 
@@ -51,6 +57,36 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
+constexpr std::string_view kNoLibrary =
+    "not a library, but long enough to have the header of one ...........";
+
+/// A FIFO that contains no library. Its own writer keeps it open, so that a process that reads it
+/// does not wait for one.
+class FilledFifo {
+ public:
+  explicit FilledFifo(std::string path) : path_(std::move(path)) {
+    require(::mkfifo(path_.c_str(), 0600) == 0, "mkfifo " + path_);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    require(fd_ >= 0, "open " + path_);
+    const std::string text(kBytes, '.');
+    require(::write(fd_, text.data(), text.size()) == kBytes, "write to " + path_);
+  }
+  ~FilledFifo() { ::close(fd_); }
+  FilledFifo(const FilledFifo&) = delete;
+  FilledFifo& operator=(const FilledFifo&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] bool is_untouched() const {
+    int bytes = 0;
+    return ::ioctl(fd_, FIONREAD, &bytes) == 0 && bytes == kBytes;
+  }
+
+ private:
+  static constexpr int kBytes = 4096;  ///< More than the loader reads at once.
+  std::string path_;
+  int fd_ = -1;
+};
+
 bool is_mapped(const fs::path& file) {
   std::ifstream maps("/proc/self/maps");
   const std::string text{std::istreambuf_iterator<char>(maps), {}};
@@ -70,17 +106,40 @@ TEST_SUITE("the UCX library") {
           "UCX 1.13 or newer with --ucx-library or PEGA_UCX_LIBRARY");
   }
 
-  TEST_CASE("an invalid library and a directory are refused with their names") {
+  TEST_CASE("an invalid library is refused with its name") {
     const auto place = harness::TemporaryDirectory::create().value();
     const std::string text = place.path() + "/libucp.so.0";
-    std::ofstream(text) << "not a library, but long enough to have the header of one ...........";
-    for (const std::string& file : {text, place.path()}) {
+    std::ofstream(text) << kNoLibrary;
+    const auto none = UcxFabric::load_library(text);
+    REQUIRE_FALSE(none);
+    CHECK(none.error().code == Errc::kRefused);
+    CHECK(has(none.error().detail, "UCX: " + text + " cannot be loaded: "));
+    CHECK(has(none.error().detail, "--ucx-library"));
+  }
+
+  TEST_CASE("a FIFO, a directory and a device are refused with their names and not opened") {
+    const auto place = harness::TemporaryDirectory::create().value();
+    const FilledFifo fifo(place.path() + "/libucp.so.0");
+    for (const std::string& file : {fifo.path(), place.path(), std::string("/dev/null")}) {
       const auto none = UcxFabric::load_library(file);
       REQUIRE_FALSE(none);
       CHECK(none.error().code == Errc::kRefused);
-      CHECK(has(none.error().detail, "UCX: " + file + " cannot be loaded: "));
-      CHECK(has(none.error().detail, "--ucx-library"));
+      CHECK(none.error().detail == "UCX: " + file +
+                                       " is not a regular file; name the file libucp.so.0 of UCX "
+                                       "1.13 or newer with --ucx-library or PEGA_UCX_LIBRARY");
     }
+    CHECK(fifo.is_untouched());
+  }
+
+  TEST_CASE("a FIFO beside the named library is not opened") {
+    const auto place = harness::TemporaryDirectory::create().value();
+    const fs::path library = fs::path(place.path()) / "libucp.so.0";
+    fs::copy_file(PEGA_OLD_UCP, library);
+    const FilledFifo fifo(place.path() + "/libucs.so.0");
+    const auto old = UcxFabric::load_library(library.string());
+    REQUIRE_FALSE(old);
+    CHECK(has(old.error().detail, "is the fake, which is too old"));
+    CHECK(fifo.is_untouched());
   }
 
   TEST_CASE("another library is refused: it is no libucp") {
