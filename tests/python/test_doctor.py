@@ -59,6 +59,13 @@ def test_the_ucx_library_of_the_option_or_the_environment_is_examined(tmp_path):
         assert "--ucx-library of the server" in ucx["fix"]
 
 
+def test_an_empty_option_examines_the_installed_ucx_and_not_that_of_the_environment(tmp_path):
+    addr = ("--addr", f"unix:{tmp_path}/none.sock")
+    _, report = run_doctor(*addr, "--ucx-library", "", env={"PEGA_UCX_LIBRARY": "/nonexistent"})
+    _, installed = run_doctor(*addr, env={"PEGA_UCX_LIBRARY": ""})
+    assert by_check(report).get("ucx") == by_check(installed).get("ucx")
+
+
 class Engine:
     """A worker with a little memory of its own, like one of `pegaflow.connector`."""
 

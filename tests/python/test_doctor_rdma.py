@@ -207,6 +207,7 @@ def test_the_option_names_the_library_then_the_server_then_the_environment(tmp_p
     served.touch()
     assert rdma.ucx_name(None, nodes) == str(served)
     assert rdma.ucx_name("/opt/mine", nodes) == "/opt/mine"
+    assert rdma.ucx_name("", nodes) == ""  # The one that the system finds.
 
 
 @pytest.fixture(scope="module")

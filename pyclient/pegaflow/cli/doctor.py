@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ucx-library",
         metavar="PATH",
-        help="the file libucp.so.0 to examine (default: the running server's, PEGA_UCX_LIBRARY, or "
-        "the one that the system finds)",
+        help="the file libucp.so.0 to examine; empty: the one that the system finds (default: the "
+        "running server's, PEGA_UCX_LIBRARY, or the one that the system finds)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

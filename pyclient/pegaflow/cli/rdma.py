@@ -211,12 +211,14 @@ class Ucx:
 
 def ucx_name(option: str | None, nodes: dict[str, Any] | None) -> str:
     """The library to examine: that of the option, of the running server, or of the environment;
-    empty: the one that the system finds.
+    empty, also as the option: the one that the system finds.
     """
+    if option is not None:
+        return option
     served = (nodes or {}).get("ucx", {}).get("library", "")
-    if not option and served and not Path(served).exists():
+    if served and not Path(served).exists():
         served = ""  # The server runs in a container.
-    return option or served or os.environ.get("PEGA_UCX_LIBRARY", "")
+    return served or os.environ.get("PEGA_UCX_LIBRARY", "")
 
 
 def find_ucx(name: str = "") -> Ucx | str | None:
