@@ -66,6 +66,24 @@ def test_an_empty_option_examines_the_installed_ucx_and_not_that_of_the_environm
     assert by_check(report).get("ucx") == by_check(installed).get("ucx")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_bytes_of_a_name_that_are_not_utf_8_are_shown_by_their_numbers(tmp_path, options):
+    name = b"/nonexistent/\xff-\xc3\xa4"
+    done = subprocess.run(
+        [sys.executable, "-m", "pegaflow", "doctor", "--addr", f"unix:{tmp_path}/none.sock"]
+        + ["--ucx-library", name, *options],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert done.stderr == b""
+    text = done.stdout.decode()
+    if options:
+        (ucx,) = by_check(json.loads(text))["ucx"]
+        text = ucx["detail"]
+    assert "unusable: /nonexistent/\\xff-ä: No such file or directory" in text
+
+
 class Engine:
     """A worker with a little memory of its own, like one of `pegaflow.connector`."""
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,100 @@ def test_files_that_are_no_library_of_ucx_are_reported_with_their_names(tmp_path
     maps = Path("/proc/self/maps").read_text()
     other = re.search(r"/\S+/libc\.so\S*$", maps, re.MULTILINE)[0]
     assert "undefined symbol: ucp_get_version" in rdma.find_ucx(other)
+
+
+VERSION = """
+void ucp_get_version(unsigned* major, unsigned* minor, unsigned* release) {
+  *major = 1, *minor = %d, *release = 0;
+}
+"""
+OLD = VERSION % 12
+ON_LOAD = "__attribute__((constructor)) static void on_load(void) { %s }"
+
+
+def library(path, code):
+    """Compiles a library that has the functions of ``code``, and returns its name."""
+    source = path.with_name("library.c")
+    includes = ("signal.h", "stdlib.h", "unistd.h")
+    source.write_text("".join(f"#include <{name}>\n" for name in includes) + code)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, source], check=True)
+    return str(path)
+
+
+@pytest.mark.parametrize("output", ["1", "2"], ids=["stdout", "stderr"])
+@pytest.mark.parametrize(
+    "text",
+    ["hello", '{\\"error\\": \\"made up\\"}\\n', "\\xff"],
+    ids=["words", "json", "not UTF-8"],
+)
+def test_the_output_of_a_library_is_not_taken_for_the_answer(tmp_path, text, output):
+    prints = f'static const char text[] = "{text}"; write({output}, text, sizeof text - 1);'
+    name = library(tmp_path / "libucp.so.0", OLD + ON_LOAD % prints)
+    found = rdma.find_ucx(name)
+    assert isinstance(found, rdma.Ucx), found
+    assert (found.version, found.path) == ((1, 12, 0), Path(name))
+
+
+@pytest.mark.parametrize(
+    ("action", "end"),
+    [
+        ("exit(0);", "exit status 0"),
+        ("write(1, &(char){'1'}, 1); _exit(0);", "exit status 0"),
+        ("exit(3);", "exit status 3"),
+        ("raise(SIGKILL);", "Killed (signal 9)"),
+    ],
+)
+def test_a_library_that_ends_its_process_is_reported_with_the_end(box, tmp_path, action, end):
+    box.card("mlx5_0")
+    name = library(tmp_path / "libucp.so.0", OLD + ON_LOAD % action)
+    found = rdma.check_ucx(rdma.find_ucx(name), box.ports())
+    assert found.status == PROBLEM
+    assert found.detail == f"unusable: {name} ends the process that loads it: {end}"
+    assert "PEGA_UCX_LIBRARY" in found.fix
+
+
+def test_a_library_without_the_functions_is_reported_with_the_first_that_is_missing(tmp_path):
+    found = rdma.find_ucx(library(tmp_path / "libucp.so.0", VERSION % 22))
+    assert "undefined symbol: ucs_status_string" in found
+
+
+def test_links_that_form_a_loop_are_reported(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    assert rdma.find_ucx(str(one)) == f"{one}: Too many levels of symbolic links"
+
+
+def test_a_file_below_a_file_is_reported_with_its_name(tmp_path):
+    (tmp_path / "file").touch()
+    below = tmp_path / "file/libucp.so.0"
+    assert rdma.find_ucx(str(below)) == f"{below}: Not a directory"
+
+
+def test_what_is_not_a_regular_file_is_reported_and_not_opened(tmp_path):
+    fifo = tmp_path / "libucp.so.0"
+    os.mkfifo(fifo)
+    for name in (fifo, tmp_path, Path("/dev/null")):
+        assert rdma.find_ucx(str(name)) == f"{name} is not a regular file"
+
+
+def test_a_fifo_beside_the_named_library_is_not_opened(tmp_path):
+    name = library(tmp_path / "libucp.so.0", OLD)
+    os.mkfifo(tmp_path / "libucs.so.0")
+    assert rdma.find_ucx(name).version == (1, 12, 0)
+
+
+def test_a_name_that_is_not_utf_8_is_reported_with_its_bytes(tmp_path):
+    folder = tmp_path / os.fsdecode(b"ucx-\xff")
+    folder.mkdir()
+    missing, text = folder / "missing", folder / "text"
+    text.write_text("not a library")
+    assert rdma.find_ucx(str(missing)) == f"{missing}: No such file or directory"
+    assert rdma.find_ucx(str(text)) == f"{text}: file too short"
+    other = library(folder / "other", "")
+    assert rdma.find_ucx(other) == f"{other}: undefined symbol: ucp_get_version"
+    old = library(folder / "old", OLD)
+    assert rdma.find_ucx(old).path == Path(old)
 
 
 def test_peers_are_shown_with_their_lane():

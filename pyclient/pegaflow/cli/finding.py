@@ -35,7 +35,10 @@ def as_json(version: str, findings: Sequence[Finding]) -> str:
         {
             "version": version,
             "ok": exit_status(findings) == 0,
-            "findings": [dataclasses.asdict(finding) for finding in findings],
+            "findings": [
+                {name: _printable(text) for name, text in dataclasses.asdict(finding).items()}
+                for finding in findings
+            ],
         },
         indent=2,
     )
@@ -56,7 +59,12 @@ def as_text(version: str, findings: Sequence[Finding], width: int = 100) -> str:
         "",
         f"{counts[OK]} ok, {counts[ADVICE]} to consider, {counts[PROBLEM]} to fix",
     ]
-    return "\n".join(lines)
+    return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """With each byte of a file's name that is not UTF-8 as its number: ``\\xff``."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _wrapped(head: str, text: str, width: int) -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -227,13 +228,20 @@ def find_ucx(name: str = "") -> Ucx | str | None:
     library is installed.
     """
     command = [sys.executable, "-P", str(Path(__file__).with_name("ucx_probe.py")), name]
+    library = name or "the installed UCX"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
-        found = json.loads(done.stdout)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PROBE_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
-        return f"{name or 'the installed UCX'} did not start within {_PROBE_TIMEOUT_S} s"
-    except ValueError:  # A broken build ended the child.
-        return f"{name or 'the installed UCX'} ended the process that loaded it: {done.returncode}"
+        return f"{library} did not start within {_PROBE_TIMEOUT_S} s"
+    if not done.stdout:
+        return f"{library} ends the process that loads it: {_end_of(done.returncode)}"
+    found = json.loads(done.stdout)
     if "error" in found:
         return found["error"] if name else None
     path = Path(found["file"])
@@ -245,6 +253,13 @@ def find_ucx(name: str = "") -> Ucx | str | None:
         has_cuda=_has_module(path, "libuct_cuda"),
         not_started=found.get("not_started", ""),
     )
+
+
+def _end_of(status: int) -> str:
+    """The end of a process, from the return code of subprocess."""
+    if status >= 0:
+        return f"exit status {status}"
+    return f"{signal.strsignal(-status)} (signal {-status})"
 
 
 def has_verbs(library: Path) -> bool:
