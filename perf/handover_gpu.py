@@ -108,9 +108,9 @@ class Measurement:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._options = rig.options
-        #: Of requests that were alone in flight: the arm, and when the client sent it and had the
-        #: first token.
-        self.requests: list[tuple[str, float, float]] = []
+        #: Of requests that were alone in flight: the arm, the tokens of the prompt, and when the
+        #: client sent it and had the first token.
+        self.requests: list[tuple[str, int, float, float]] = []
 
     def _round(self, rows: dict[str, Row], tokens: int, seed: int, chance: random.Random) -> None:
         rig, output = self._rig, self._options.output_tokens
@@ -123,7 +123,7 @@ class Measurement:
                 rows[arm].grow(before, rig.metrics())
             rows[arm].take(answer, reference)
             first = answer.arrivals[0]
-            self.requests.append((f"{arm}, {tokens} tokens", first - answer.ttft_s, first))
+            self.requests.append((arm, tokens, first - answer.ttft_s, first))
             # Let pending saves and reports finish before the next prompt.
             time.sleep(self._options.pause)
 
@@ -147,13 +147,13 @@ class Measurement:
         with Neighbors(engine, count, VOCABULARY, rig.most_tokens) as neighbors:
             self.measure(tokens, rounds)
         lines = []
-        for arm in dict.fromkeys(arm for arm, _, _ in self.requests):
-            windows = [(begin, end) for name, begin, end in self.requests if name == arm]
+        for arm in dict.fromkeys(arm for arm, *_ in self.requests):
+            windows = [(begin, end) for name, _, begin, end in self.requests if name == arm]
             gaps = neighbors.gaps_ms(windows)
             if not gaps:
                 raise RuntimeError(f"{rig.name}, {arm}: the neighbors had ended")
             lines.append(
-                f"{rig.name}, {count} neighbors, {arm}: gaps between their "
+                f"{rig.name}, {count} neighbors, {arm}, {tokens} tokens: gaps between their "
                 f"tokens {statistics.median(gaps):.2f} ms, mean {statistics.mean(gaps):.2f}, p99 "
                 f"{gaps[len(gaps) * 99 // 100]:.2f}, largest {gaps[-1]:.2f}, n = {len(gaps)}"
             )
@@ -164,11 +164,12 @@ class Measurement:
         time.sleep(0.2)  # the engines write their notes
         notes = handover_timeline.read(self._rig.timeline)
         found = []
-        for arm, begin, end in self.requests:
-            is_alone = arm.startswith("alone")
-            steps = handover_timeline.of_request(notes, begin, end, is_alone=is_alone)
+        for arm, tokens, begin, end in self.requests:
+            steps = handover_timeline.of_request(
+                notes, begin, end, tokens=tokens, is_alone=arm == "alone"
+            )
             if steps is not None:
-                found.append((arm, steps))
+                found.append((f"{arm}, {tokens} tokens", steps))
         lines = handover_timeline.table(found)
         return [*lines, f"{len(found)} of {len(self.requests)} requests have all notes"]
 

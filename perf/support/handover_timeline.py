@@ -6,6 +6,7 @@ in the engines' environment.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import statistics
@@ -44,26 +45,33 @@ def _first(notes: Iterable[Note], engine: str, event: str, after: float) -> floa
 DECODE_STEPS = ("loaded", "received", "scheduled", "launched", "computed", "answered")
 
 
-def _prefill_end(notes: Sequence[Note]) -> float | None:
-    """When engine "0" had computed the last chunk of a prompt."""
-    chunks = [n for n in notes if n.engine == "0" and n.event == "scheduled" and n.number > 16]
-    if not chunks:
+def _prefill_end(notes: Sequence[Note], tokens: int) -> float | None:
+    """When engine "0" had computed the last chunk of a prompt of so many tokens."""
+    own = [note for note in notes if note.engine == "0"]
+    steps = [note.number for note in own if note.event == "scheduled"]
+    # A step is scheduled while the one before it is computed, and several steps may have the same
+    # number of tokens: of both, only the order shows which belong together.
+    totals = list(itertools.accumulate(steps))
+    if tokens not in totals:
         return None
-    # A chunk is scheduled while the one before it is computed.
-    last = [n for n in notes if n.event == "computed" and n.number == chunks[-1].number]
-    return _first(last, "0", "computed", chunks[-1].at)
+    chunks = steps[: totals.index(tokens) + 1]
+    computed = [note for note in own if note.event == "computed"][: len(chunks)]
+    if [note.number for note in computed] != chunks:
+        return None
+    return computed[-1].at
 
 
 def of_request(
-    notes: Sequence[Note], begin: float, end: float, *, is_alone: bool
+    notes: Sequence[Note], begin: float, end: float, *, tokens: int, is_alone: bool
 ) -> dict[str, float] | None:
     """Milliseconds between the steps of the one request that was in flight between two times, at
     which its client sent it and had the first token; None if a note is missing.
 
-    Engine "0" computes the prompt. ``is_alone``: it also answers. Otherwise engine "1" does.
+    Engine "0" computes the prompt, which has so many ``tokens``, none of which it has cached.
+    ``is_alone``: it also answers. Otherwise engine "1" does.
     """
     mine = [note for note in notes if begin <= note.at <= end]
-    computed = _prefill_end(mine)
+    computed = _prefill_end(mine, tokens)
     if computed is None:
         return None
     found = {"prefill": (computed - begin) * 1e3}

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from perf.support import handover_timeline
 
 
@@ -38,7 +40,7 @@ def rounded(steps):
 
 def test_a_handover_is_divided_into_steps_after_the_last_kernel_of_the_prefill(tmp_path):
     found = handover_timeline.of_request(
-        notes(tmp_path, *PREFILL, *DECODE), 9.99, 10.265, is_alone=False
+        notes(tmp_path, *PREFILL, *DECODE), 9.99, 10.265, tokens=10001, is_alone=False
     )
     assert rounded(found) == {
         "prefill": 260,
@@ -54,16 +56,41 @@ def test_a_handover_is_divided_into_steps_after_the_last_kernel_of_the_prefill(t
 
 
 def test_a_prompt_that_the_prefill_engine_answers_has_no_step_of_the_decode_engine(tmp_path):
-    found = handover_timeline.of_request(notes(tmp_path, *PREFILL), 9.99, 10.253, is_alone=True)
+    found = handover_timeline.of_request(
+        notes(tmp_path, *PREFILL), 9.99, 10.253, tokens=10001, is_alone=True
+    )
     assert rounded(found) == {"prefill": 260, "answered": 1, "client": 2}
 
 
+@pytest.mark.parametrize("chunks", [(8192, 1), (8192, 8192), (8192, 8192, 1), (16,), (1, 1)])
+def test_the_prefill_ends_with_its_last_chunk_whatever_the_number_of_its_tokens(tmp_path, chunks):
+    """The next step, which computes one more token, is scheduled before the chunk is computed."""
+    steps = [(number, tokens) for number, tokens in enumerate((*chunks, 1))]
+    lines = [(10.0 + number / 10, "0", "scheduled", tokens) for number, tokens in steps]
+    lines += [(10.11 + number / 10, "0", "computed", tokens) for number, tokens in steps]
+    computed = 10.01 + len(chunks) / 10
+    lines.append((computed + 0.001, "0", "answered", 1))
+    found = handover_timeline.of_request(
+        notes(tmp_path, *lines), 9.99, computed + 0.002, tokens=sum(chunks), is_alone=True
+    )
+    prefill_ms = 20 + len(chunks) * 100
+    assert rounded(found) == {"prefill": prefill_ms, "answered": 1, "client": 1}
+
+
 def test_a_request_of_which_a_note_is_missing_is_left_out(tmp_path):
+    for missing in range(4):
+        some = [*PREFILL[:missing], *PREFILL[missing + 1 :], *DECODE]
+        found = handover_timeline.of_request(
+            notes(tmp_path, *some), 9.99, 10.265, tokens=10001, is_alone=False
+        )
+        assert found is None, PREFILL[missing]
     for missing in range(len(DECODE)):
         if DECODE[missing][2] in ("asked", "loaded"):
             continue  # the load began unseen; its parts are not told apart
         some = [*PREFILL, *DECODE[:missing], *DECODE[missing + 1 :]]
-        found = handover_timeline.of_request(notes(tmp_path, *some), 9.99, 10.265, is_alone=False)
+        found = handover_timeline.of_request(
+            notes(tmp_path, *some), 9.99, 10.265, tokens=10001, is_alone=False
+        )
         assert found is None, DECODE[missing]
 
 
