@@ -9,8 +9,9 @@ import pytest
 
 from pegaflow.vllm import arrivals, scheduler_side, worker_side
 from pegaflow.vllm.arrivals import Arrivals
-from pegaflow.vllm.messages import StepPlan
-from tests.python.test_connector_ahead import Done, worker_that_follows_a_prefill
+from pegaflow.vllm.messages import LoadOrder, StepPlan
+from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
+from tests.python.test_connector_ahead import Clock, Done, GpuMover, worker_that_follows_a_prefill
 from tests.python.test_connector_chunked import LENGTH
 from tests.python.test_connector_direct import reading
 from tests.python.test_connector_handover import engines
@@ -106,6 +107,29 @@ def test_only_steps_that_may_last_wait(here):
         mover.finished = [Done(5), Done(6)] if plan.may_last else []
         worker.start_loads(plan)
         worker.collect()
+
+
+def test_the_wait_does_not_count_as_time_of_the_step(monkeypatch):
+    """Otherwise later loads would be completed early by steps as long as the wait."""
+    clock = Clock()
+
+    class Passing(Arrivals):
+        def wait(self, descriptor: int) -> bool:
+            clock.now += 0.004
+            return False
+
+    monkeypatch.setattr(worker_side, "ARRIVALS", Passing())
+    mover, early_by_s = GpuMover(), []
+    mover.finished_fd = lambda: -1
+    mover.follow = lambda within_s: early_by_s.append(within_s) or []
+    worker = WorkerSide(lambda _: mover, ahead=StepsAhead(False, clock=clock))
+    worker.register({})
+    worker.start_loads(StepPlan(loads=[LoadOrder(5, "r", b"t" * 16, 0, [7, 9])]))
+    for _ in range(3):
+        clock.now += 0.001
+        worker.start_loads(StepPlan(may_last=True))
+        worker.collect()
+    assert early_by_s == pytest.approx([0.002] * 3)  # two steps without the model
 
 
 class HoldsBack:
