@@ -209,9 +209,11 @@ def test_some_engines_never_sleep(pega, prompt, changes):
 class TimedSession:
     """Answers about saves, one of which ends in each interval; time passes in sleeps only."""
 
-    def __init__(self, interval_s: float, reports: bool) -> None:
-        """``reports``: with each answer how far the saves are, as servers do that are not older."""
-        self.now = 0.0
+    def __init__(self, interval_s: float, reports: bool, over: int) -> None:
+        """``over``: the number of saves that have ended before. ``reports``: with each answer how
+        far the saves are, as servers do that are not older.
+        """
+        self.now = over * interval_s
         self.asked: list[int] = []
         self._interval_s = interval_s
         self._reports = reports
@@ -231,7 +233,7 @@ class TimedSession:
         if self.now < self._ends_at:
             return None
         self._events += 1
-        return ticket if self._reports else 0
+        return max(ticket, int(self.now / self._interval_s)) if self._reports else 0
 
     def events(self) -> int:
         return self._events
@@ -244,12 +246,14 @@ class TimedSession:
 
 @pytest.mark.parametrize("step_s", [0.0001, 0.001])
 @pytest.mark.parametrize("interval_s", [0.004, 0.006, 0.009, 0.015, 0.1])
-@pytest.mark.parametrize("reports", [False, True])
+@pytest.mark.parametrize(("reports", "over"), [(False, 0), (True, 50)], ids=["older", "reports"])
 def test_an_engine_that_sleeps_asks_for_each_save_of_a_busy_prefill_engine(
-    interval_s, step_s, reports
+    interval_s, step_s, reports, over
 ):
-    """An answer about a save that was in flight shows that there is no older news to pass over."""
-    session = TimedSession(interval_s, reports)
+    """An answer about a save that was in flight shows that there is no older news to pass over.
+    One that reports the number of the last save passes over the older ones at once.
+    """
+    session = TimedSession(interval_s, reports, over)
     handover = types.SimpleNamespace(node=b"n", scheduler=b"s", job=1)
     watch = SaveWatch(session, handover, patience_s=2.0, clock=session.clock)
     idle = IdleSteps(session, limit_s=0.01, counts=Counts(), clock=session.clock)
@@ -260,6 +264,7 @@ def test_an_engine_that_sleeps_asks_for_each_save_of_a_busy_prefill_engine(
         idle.end_step(1, is_idle=True)
         session.now += step_s
         steps += 1
-    assert session.asked == list(range(1, 21))
+    latest = max(over, 1)
+    assert session.asked == [1, *range(latest + 1, latest + 20)]
     # It sleeps nevertheless.
     assert steps <= 20 * (4 + interval_s / 0.01)
