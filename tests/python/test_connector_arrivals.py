@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pegaflow.vllm import arrivals, scheduler_side, worker_side
-from pegaflow.vllm.arrivals import Arrivals
+from pegaflow.vllm.arrivals import ARRIVALS, Arrivals
 from pegaflow.vllm.messages import LoadOrder, StepPlan
 from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
 from tests.python.test_connector_ahead import Clock, Done, GpuMover, worker_that_follows_a_prefill
@@ -72,6 +72,30 @@ def test_a_worker_without_a_scheduler_beside_it_waits_for_a_short_time():
     alone.note()  # no scheduler is there to report it
     with pipe() as (read, _):
         assert not alone.wait(read)
+
+
+def test_a_forked_child_shares_no_arrivals_with_its_parent(monkeypatch):
+    monkeypatch.setattr(ARRIVALS, "_event", -1)
+    ARRIVALS.begin()
+    ARRIVALS.note()
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pipe() as (read, _):
+                assert not ARRIVALS.wait(read)
+            ARRIVALS.begin()
+            ARRIVALS.note()
+            ARRIVALS.note()
+            assert os.eventfd_read(ARRIVALS._event) == 2
+            status = 0
+        finally:
+            os._exit(status)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.eventfd_read(ARRIVALS._event) == 1
+    ARRIVALS.end()
 
 
 def test_a_load_that_ends_during_the_step_is_reported_in_it(here):

@@ -25,6 +25,12 @@ class Arrivals:
         if self._event < 0:
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
+    def end(self) -> None:
+        """The scheduler is not in this process. No other thread may use this object. Idempotent."""
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
+
     def note(self) -> None:
         """A request arrives. It ends the wait that is in progress, or else the next one."""
         if self._event >= 0:
@@ -48,3 +54,6 @@ class Arrivals:
 
 
 ARRIVALS = Arrivals()
+# A child that shared the file descriptor would read its parent's arrivals, and end its parent's
+# waits. It has none until a scheduler begins in it.
+os.register_at_fork(after_in_child=ARRIVALS.end)
