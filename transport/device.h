@@ -15,13 +15,27 @@
 #include "base/error.h"
 #include "base/page_layout.h"
 #include "transport/checksum.h"
+#include "transport/region.h"
 
 namespace pegaflow {
 
 /// The name of an allocation on a GPU, for other processes of this host: CUDA's IPC handle.
 using MemoryHandle = std::array<std::byte, 64>;
 
-/// The KV cache memory of another engine's process on this host.
+/// Memory as engines of other hosts read it through a Fabric.
+struct NetworkMemory {
+  FabricDescriptor fabric{};
+  /// A place in one of its regions.
+  struct Place {
+    RegionId region{};
+    std::uint64_t offset = 0;
+    bool operator==(const Place&) const = default;
+  };
+  std::vector<Place> segments{};  ///< Of block 0, in the order of the page.
+  RegionId guards{};              ///< An array of 64-bit words.
+};
+
+/// The KV cache memory of another engine's process, on this host or on another one.
 struct PeerMemory {
   /// In the order of the page; `base` is an address in that process and must not be dereferenced.
   std::vector<Segment> segments{};
@@ -29,8 +43,12 @@ struct PeerMemory {
   /// Empty for ordinary memory. Of a GPU, one for each segment: the allocation that contains it,
   /// and the segment's `base` is its offset in there.
   std::vector<MemoryHandle> handles{};
-  /// That process's pidfd. Borrowed until remove_peer() or detach() has returned.
+  /// That process's pidfd. Borrowed until remove_peer() or detach() has returned. -1: it is on
+  /// another host.
   int process = -1;
+  /// How other hosts reach it, if they can. For a process on another host the only way: the bases
+  /// of the segments, the handles and the pidfd have no meaning then.
+  std::optional<NetworkMemory> network{};
 };
 
 /// Copies pages between an engine's blocks and the pool, on threads of its own.
@@ -71,6 +89,9 @@ class Device {
     /// If not 0, a load reads its pages from the memory of this peer, and `pool_offset` of each
     /// copy is the number of the peer's block. Only for layout 0.
     std::uint64_t peer = 0;
+    /// Of a peer on another host: the places of the guards to read once all bytes of the batch have
+    /// arrived.
+    std::vector<std::uint32_t> guards{};
   };
 
   struct Completion {
@@ -82,6 +103,9 @@ class Device {
     /// kNoChecksum where none was requested or the page was not copied. Empty when no copy
     /// requested one.
     std::vector<std::uint64_t> checksums;
+    /// The values of Batch::guards, read after the last byte of the copies. Empty if not all of the
+    /// batch was copied, or if they could not be read; that is no `error`.
+    std::vector<std::uint64_t> guards{};
   };
 
   /// Called on a thread of the device, once per batch. May only pass the completion on (a Mailbox).
@@ -108,9 +132,11 @@ class Device {
   /// that takes, and delivers all completions. Afterwards nothing touches the pool. Idempotent.
   virtual void detach() = 0;
 
-  /// The memory of a layout, as other processes of this host name it to their add_peer().
+  /// The memory of a layout, as other processes name it to their add_peer(): those of this host,
+  /// and those of others if the device has a network. These also read `guards`, which stay where
+  /// they are as long as the device lives.
   /// Errors: kRefused with the reason when they cannot read it.
-  virtual Result<PeerMemory> share(const PageLayout& layout);
+  virtual Result<PeerMemory> share(const PageLayout& layout, std::span<std::byte> guards);
 
   /// Lets batches read the memory of another engine, under a name that the caller chooses.
   ///
@@ -154,7 +180,8 @@ class Device {
   virtual void cancel(std::uint64_t ticket) = 0;
 };
 
-inline Result<PeerMemory> Device::share(const PageLayout& layout) {
+inline Result<PeerMemory> Device::share(const PageLayout& layout,
+                                        std::span<std::byte> /*guards*/) {
   return PeerMemory{.segments = {layout.segments().begin(), layout.segments().end()},
                     .block_count = layout.block_count()};
 }

@@ -681,7 +681,9 @@ Result<void> CudaDevice::attach(std::span<const PageLayout> layouts, std::span<s
   return impl_->attach(layouts, pool, std::move(sink));
 }
 void CudaDevice::detach() { impl_->detach(); }
-Result<PeerMemory> CudaDevice::share(const PageLayout& layout) { return impl_->share(layout); }
+Result<PeerMemory> CudaDevice::share(const PageLayout& layout, std::span<std::byte> /*guards*/) {
+  return impl_->share(layout);
+}
 Result<void> CudaDevice::add_peer(std::uint64_t peer, const PeerMemory& memory) {
   return impl_->add_peer(peer, memory);
 }

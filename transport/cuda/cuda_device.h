@@ -74,7 +74,7 @@ class CudaDevice final : public Device {
   Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
                       CompletionSink sink) override;
   void detach() override;
-  Result<PeerMemory> share(const PageLayout& layout) override;
+  Result<PeerMemory> share(const PageLayout& layout, std::span<std::byte> guards) override;
   Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) override;
   void remove_peer(std::uint64_t peer) override;
   Result<Event> record_event(Queue queue) override;

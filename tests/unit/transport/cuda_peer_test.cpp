@@ -42,7 +42,7 @@ struct PeerFixture {
         process(pidfd_of(::getpid())) {}
 
   [[nodiscard]] PeerMemory shared() const {
-    PeerMemory memory = f.device->share(peers.layout()).value();
+    PeerMemory memory = f.device->share(peers.layout(), {}).value();
     memory.process = process.get();
     return memory;
   }
@@ -194,7 +194,7 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
   TEST_CASE("memory that CUDA does not share is refused with the address and the fix") {
     PeerFixture p;
     p.software->refuse_sharing();
-    const auto refused = p.f.device->share(p.peers.layout());
+    const auto refused = p.f.device->share(p.peers.layout(), {});
     CHECK(refused.error().code == Errc::kRefused);
     CHECK(refused.error().detail.find("expandable segments") != std::string::npos);
   }
