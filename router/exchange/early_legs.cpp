@@ -49,6 +49,8 @@ asio::awaitable<EarlyOutcome> EarlyLegs::run(std::string_view body) {
     failure = std::current_exception();
   }
   outcome.is_answered = !decode_->is_withdrawn();
+  // A client that leaves while the prefill is canceled has its response.
+  record_.is_delivered = outcome.is_answered && !request_.client().is_gone();
   late_.clear();
   if (!has_ended_) prefill_wait_.cancel();
   co_await join();

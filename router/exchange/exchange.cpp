@@ -318,7 +318,7 @@ void Exchange::finished() {
   record_.finish(shared_, {.route = request_.route(),
                            .id = request_.id(),
                            .key_name = request_.key_name(),
-                           .is_gone = client_.is_gone()});
+                           .is_gone = client_.is_gone() && !record_.is_delivered});
 }
 
 }  // namespace pegaflow::router

@@ -28,6 +28,7 @@ struct AccessRecord {
   std::string decode_engine{};
   std::optional<Duration> prefill_time{};
   std::optional<Handover> handover{};       ///< Unless the decode engine prefills.
+  bool is_delivered = false;                ///< Its client had the response before it left.
   std::optional<TimePoint> prefilled_at{};  ///< When that prefill ended.
   std::optional<Duration> first_event_time{};
   std::uint64_t events = 0;
