@@ -134,9 +134,14 @@ class Device {
 
   /// The memory of a layout, as other processes name it to their add_peer(): those of this host,
   /// and those of others if the device has a network. These also read `guards`, which stay where
-  /// they are as long as the device lives.
+  /// they are until unshare().
   /// Errors: kRefused with the reason when they cannot read it.
   virtual Result<PeerMemory> share(const PageLayout& layout, std::span<std::byte> guards);
+
+  /// Ends what share() has allowed to processes of other hosts: when it returns, they read neither
+  /// the engine's blocks nor the guards, whose memory may end then. Not while attached. The device
+  /// shares nothing afterwards. Idempotent.
+  virtual void unshare() {}
 
   /// Lets batches read the memory of another engine, under a name that the caller chooses.
   ///
@@ -180,8 +185,7 @@ class Device {
   virtual void cancel(std::uint64_t ticket) = 0;
 };
 
-inline Result<PeerMemory> Device::share(const PageLayout& layout,
-                                        std::span<std::byte> /*guards*/) {
+inline Result<PeerMemory> Device::share(const PageLayout& layout, std::span<std::byte> /*guards*/) {
   return PeerMemory{.segments = {layout.segments().begin(), layout.segments().end()},
                     .block_count = layout.block_count()};
 }

@@ -25,8 +25,8 @@ inline Result<void> check_attach(std::span<const PageLayout> layouts, std::span<
   return {};
 }
 
-/// The memory of a peer, beside a layout of the reader.
-inline Result<void> check_peer(const PeerMemory& memory, const PageLayout& layout) {
+/// The pages of a peer, beside a layout of the reader.
+inline Result<void> check_peer_pages(const PeerMemory& memory, const PageLayout& layout) {
   const auto same_size = [](const Segment& one, const Segment& other) {
     return one.size_bytes == other.size_bytes;
   };
@@ -36,6 +36,24 @@ inline Result<void> check_peer(const PeerMemory& memory, const PageLayout& layou
                 memory.segments.size(), layout.segments().size());
   }
   if (memory.block_count == 0) return fail(Errc::kInvalidArgument, "add peer: it has no block");
+  return {};
+}
+
+/// Whether a peer's memory is only on another host, where no process of this host reaches it.
+inline bool is_on_another_host(const PeerMemory& memory) {
+  return memory.process < 0 && memory.network.has_value();
+}
+
+/// For devices without a network.
+inline Result<void> check_host(const PeerMemory& memory) {
+  if (!is_on_another_host(memory)) return {};
+  return fail(Errc::kRefused,
+              "add peer: its memory is on another host, and this device has no network");
+}
+
+/// The memory of a peer on this host, beside a layout of the reader.
+inline Result<void> check_peer(const PeerMemory& memory, const PageLayout& layout) {
+  PEGA_TRY(check_peer_pages(memory, layout));
   for (const Segment& segment : memory.segments) {
     std::uint64_t end = 0;
     if (__builtin_mul_overflow(memory.block_count - 1, segment.block_stride_bytes, &end) ||

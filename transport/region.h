@@ -22,6 +22,7 @@ struct RegionDescriptor {
   std::uint64_t size_bytes = 0;
   /// Backend-specific; the peer returns it unread. Empty where the number is enough.
   std::vector<std::byte> key{};
+  bool operator==(const RegionDescriptor&) const = default;
 };
 
 /// Everything that a peer needs to reach a Fabric and to read its regions: the data-plane part of a
@@ -31,6 +32,7 @@ struct FabricDescriptor {
   Id128 incarnation;               ///< The Fabric's; another incarnation has none of these regions.
   std::vector<std::byte> address;  ///< Backend-specific.
   std::vector<RegionDescriptor> regions;
+  bool operator==(const FabricDescriptor&) const = default;
 };
 
 }  // namespace pegaflow

@@ -160,6 +160,7 @@ class CudaDevice::Impl {
 
   Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) {
     if (forked()) return fail(Errc::kGone, "the copy thread belongs to the parent process");
+    PEGA_TRY(device::check_host(memory));
     const std::lock_guard attaching(attach_mutex_);  // plans_ stays as it is.
     {
       const std::lock_guard lock(mutex_);

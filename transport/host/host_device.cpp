@@ -79,6 +79,7 @@ class HostDevice::Impl {
   /// Holds the mutex while it looks at the peer, which happens once for each engine of the host.
   Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) {
     if (forked()) return fail(Errc::kGone, "the copy threads belong to the parent process");
+    PEGA_TRY(device::check_host(memory));
     std::unique_lock lock(mutex_);
     PEGA_TRY(check_new_peer(peer));
     const PageLayout layout = layouts_.front();

@@ -156,6 +156,11 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
       memory.handles.clear();
       reason = "not on a GPU";
     }
+    SUBCASE("memory of another host") {
+      memory.process = -1;
+      memory.network.emplace();
+      reason = "this device has no network";
+    }
     SUBCASE("segments of another size") {
       memory.segments[1].size_bytes += 1;
       reason = "differ in number or size";
