@@ -48,6 +48,9 @@ struct Keys {
   # They are asked first, and the others only if these have nothing. Ignored with several kinds.
   noNodes @4 :Bool;
   # Of a lookup or claim: blocks of other nodes are not wanted; computing is faster.
+  prefillNode @5 :Id128;
+  # Of a lookup: the incarnation of the node of the engine that computes the prompt. Its workers'
+  # offers count, too. Absent: only those of this node.
 }
 
 struct Kind {
@@ -94,6 +97,20 @@ interface Guards {
   # of them may change.
 }
 
+struct Fabric {
+  # FabricDescriptor: how to read the memory of a process of another node, for this life of it.
+  backend @0 :Text;
+  incarnation @1 :Id128;
+  address @2 :Data;               # In the format of the backend.
+  regions @3 :List(Region);
+
+  struct Region {
+    number @0 :UInt32;
+    sizeBytes @1 :UInt64;
+    key @2 :Data;                 # In the format of the backend.
+  }
+}
+
 struct Segment {
   # One run of bytes that each block has, in the order of a page.
   base @0 :UInt64;                # Its address in block 0, in the worker's process.
@@ -102,15 +119,20 @@ struct Segment {
   handle @3 :Data;                # Of memory on a GPU, feature 5: CUDA's IPC handle of the allocation that
                                   # contains it, 64 bytes; base is then its offset in there. Empty:
                                   # ordinary memory. All segments have one, or none.
+  region @4 :UInt32;              # With DirectMemory.fabric: the number of the region that contains it,
+  offset @5 :UInt64;              # and the place of block 0 in there.
 }
 
 struct DirectMemory {
-  # A worker's KV cache, for engines of this host that read blocks before they are in the pool.
+  # A worker's KV cache, for engines that read blocks before they are in the pool.
   group @0 :Text;                 # Only workers that name the same group read it. 1 to 64 bytes.
   blocks @1 :UInt64;
   segments @2 :List(Segment);     # At most 1,024.
   guards @3 :Guards;
   guardCount @4 :UInt32;
+  fabric @5 :Fabric;              # For engines of other nodes, to which neither addresses nor capabilities are
+                                  # sent. Absent: they do not read it.
+  guardRegion @6 :UInt32;         # With fabric: the number of the region of the guards.
 }
 
 struct Guard {
@@ -267,7 +289,8 @@ interface Session {
   # prefix that one other node holds. With several kinds, sealed is the length of the longest
   # restorable prefix in units; 0: none beyond localUnits. The longest that is restorable with the
   # blocks of one other node is longer by `reachable` units. offered: the number of blocks after the
-  # sealed prefix that openNext finds in the memory of another engine; feature 4.
+  # sealed prefix and the `reachable` ones that openNext finds in the memory of another engine;
+  # feature 4.
 
   claim @3 (token :Id128, keys :Keys, computeDelayMicros :UInt32, computeBlockNanos :UInt32) -> (
     ready :UInt32, complete :Bool, error :Error, coming :UInt32,
@@ -369,8 +392,8 @@ interface Session {
   # node that is connected to it (from version 3 on), the scheduler is not attached there, or a rank
   # of its instance is disconnected. kTimeout after patienceMs, at most 10,000. kBusy: too many calls
   # are waiting. kRefused: that node is too old. Whatever the answer, lookups find all sealed blocks.
-  # begun: answers already when all ranks of the engine have reserved that job; feature 4, and only for
-  # an engine of this node. patienceMs 0: answers at once, so for a job far ahead with kTimeout and
+  # begun: answers already when all ranks of the engine have reserved that job; feature 4. For an engine
+  # of another node only if the caller's workers can read its memory, else kRefused. patienceMs 0: answers at once, so for a job far ahead with kTimeout and
   # `reached`.
 
   describe @15 Engine -> Done;
@@ -395,7 +418,8 @@ interface Session {
   # kind of rule prefix. It has no other effect. wanted: a router has read chains within a minute;
   # without one a client reports a chain at most once a second.
 
-  openNext @19 (pin :UInt64, keys :Keys, patienceMs :UInt32, known :List(UInt64), poolOnly :Bool) -> (
+  openNext @19 (pin :UInt64, keys :Keys, patienceMs :UInt32, known :List(UInt64), poolOnly :Bool,
+                node :Id128) -> (
     slots :List(UInt32),
     checksums :List(UInt64),
     blocks :List(UInt32),
@@ -407,13 +431,17 @@ interface Session {
     gone :List(UInt64));
   # Feature 4. Pins the leading blocks of `keys`, a part of a prompt in its order, under a name that
   # the worker chose, without a claim. Either they are in the pool: `slots` and `checksums` are as those
-  # of open. Or another worker of this host, of the same namespace, group and shard, has them in its
-  # memory and is about to save them: `blocks` are its blocks, and `guards` cover them in this order.
+  # of open. Or another worker of the same namespace, group and shard has them in its memory and is
+  # about to save them: `blocks` are its blocks, and `guards` cover them in this order.
   # Their bytes count only if each guard still has its value after they were read, and the process is
-  # alive then. If neither has the first block, the call waits for at most patienceMs, at most 10,000,
+  # alive then. If none of them has the first block, the call waits for at most patienceMs, at most 10,000,
   # and then answers kTimeout; release ends it with kCancelled.
   # source: the name of that worker's registration, never 0. memory and process, its pidfd, are absent
   # for a source in `known`. gone: those in `known` that have left. poolOnly: no other engine's memory.
+  # node: the incarnation of the node of the engine that computes the prompt, if that may be another
+  # one. Then the worker may be one of that node: `memory` has a fabric and no guards, and there is no
+  # process. The reader reads the guards through the fabric, after the last block. Blocks in the pool
+  # of that node are fetched into the pool of this one. Absent: this node.
   # The pin ends with release, after the last read.
 
   awaitReads @20 (job :JobId) -> Done;

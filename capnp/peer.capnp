@@ -37,9 +37,9 @@ interface PeerGate {
 
   enter @1 (proof :Data) -> (     # The dialer's proof. Once, after greet.
     peer :Peer,                   # Null when refused.
-    fabric :Fabric,
+    fabric :Cache.Fabric,         # How to read the pool, which is the first region.
     refused :Cache.Error,
-    others :List(Fabric));        # Further lanes to the same pool, "ucx" beside "tcp". The dialer uses
+    others :List(Cache.Fabric));  # Further lanes to the same pool, "ucx" beside "tcp". The dialer uses
                                   # the best lane that both nodes have.
 }
 
@@ -49,7 +49,8 @@ interface PeerGate {
 #   0        watch
 #   1        locateEach
 #   2        disks: `locate`, `locateEach` and `lease` also count blocks that are only on the owner's disks
-#   3 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
+#   3        direct: `begun`, `offered`, `openNext` and `endRead`
+#   4 to 63  free; the next addition takes the lowest and is entered here and in docs/nodes.md
 
 struct Epoch {
   # The latest reset of a namespace in the cluster; see docs/nodes.md. The greater counter is newer;
@@ -66,20 +67,6 @@ struct Epochs {
   struct Entry {
     space @0 :Data;
     epoch @1 :Epoch;
-  }
-}
-
-struct Fabric {
-  # FabricDescriptor: how to read the answerer's memory, for this process of it.
-  backend @0 :Text;
-  incarnation @1 :Cache.Id128;
-  address @2 :Data;               # In the format of the backend.
-  regions @3 :List(Region);       # The first is the pool.
-
-  struct Region {
-    number @0 :UInt32;
-    sizeBytes @1 :UInt64;
-    key @2 :Data;                 # In the format of the backend.
   }
 }
 
@@ -138,9 +125,10 @@ interface Peer {
   # The reader no longer accesses these pages. A lease that is not released ends when its time is over,
   # even if the connection is lost, because reads may still be in flight.
 
-  awaitJob @3 (job :Cache.JobId, milliseconds :UInt32) -> Cache.JobsReached;
+  awaitJob @3 (job :Cache.JobId, milliseconds :UInt32, begun :Bool) -> Cache.JobsReached;
   # From version 2 on. Answers when that job and all earlier jobs of its scheduler are over, as
-  # awaitJob of cache.capnp does, with the same errors, or after that time, at most 10,000.
+  # awaitJob of cache.capnp does, with the same errors, or after that time, at most 10,000. begun: with
+  # feature 3.
 
   confirm @4 (lease :UInt64) -> (held :Bool);
   # From version 3 on. Whether the pages of that lease have been kept in place until now, by the
@@ -166,4 +154,37 @@ interface Peer {
     onDisks :OnDisks);            # With feature 2: those of them that are only on disks.
   # With feature 1. Which of the blocks this node holds: bit i % 8 of byte i / 8 stands for key i, and
   # bytes of 0 at the end may be left out. Otherwise as `locate`.
+
+  offered @9 (space :Data, keys :Cache.Keys, epoch :Epoch, readers :List(Worker)) -> (
+    sealed :UInt32,
+    offered :UInt32,
+    epoch :Epoch);
+  # With feature 3. The length of the longest prefix that is in the pool of this node, and the number of
+  # blocks after it that each of the readers could begin to read out of the memory of a worker of this
+  # node. Holds nothing.
+
+  openNext @10 (space :Data, keys :Cache.Keys, epoch :Epoch, reader :Worker, read :UInt64,
+                milliseconds :UInt32, known :List(UInt64), poolOnly :Bool) -> (
+    blocks :List(UInt32),
+    guards :List(Cache.Guard),
+    source :UInt64,
+    memory :Cache.DirectMemory,   # With a fabric, without addresses and capabilities.
+    sealed :UInt32,
+    gone :List(UInt64),
+    error :Cache.Error,
+    epoch :Epoch);
+  # With feature 3. As openNext of cache.capnp, for a worker of the dialer's node, under a name that the
+  # dialer chose. If a worker of this node offers the first key, and its memory can be read from other
+  # nodes, the reader may read `blocks` until `endRead`; not with poolOnly. Else `sealed` is the number of leading keys
+  # that are in the pool of this node, where they can be leased. If there is neither, the call waits for
+  # at most that time, at most 10,000, and is then answered without both; endRead ends it at once.
+
+  endRead @11 (read :UInt64) -> ();
+  # The reader has ended its reads under this name, or does not want them any longer.
+
+  struct Worker {
+    # A worker of the dialer's node that reads memory of workers.
+    group @0 :Text;
+    shard @1 :UInt32;
+  }
 }

@@ -19,6 +19,7 @@
 #include "base/job_id.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/peer_codec.h"
+#include "capnp/wire/peer_direct.h"
 #include "cluster/lanes.h"
 #include "cluster/lender.h"
 #include "cluster/open_questions.h"
@@ -137,10 +138,27 @@ class PeerLink final : public Lender {
   /// least three quarters of it; a peer that takes a call's deadline longer is late. Errors: as
   /// locate(), and those of JobWaits::wait(); kRefused when the peer is too old; kBusy while
   /// kMaxWaits of this node wait there. The answer of a peer also contains how far those jobs are,
-  /// unless the peer is too old.
-  kj::Promise<JobsReached> await_job(const JobId& job, Duration patience);
+  /// unless the peer is too old. `begun`: waits only until they have begun, for which fewer peers
+  /// are new enough.
+  kj::Promise<JobsReached> await_job(const JobId& job, Duration patience, bool begun = false);
   /// Half of the limit of open calls on a connection: lookups and claims need some, too.
   static constexpr std::size_t kMaxWaits = 512;
+
+  // ---- blocks in the memory of the peer's workers
+
+  /// Whether the peer is ready and new enough for the calls below.
+  [[nodiscard]] bool has_readable_workers() const noexcept;
+  /// The prefix of `keys` in the peer's pool, and what each of the readers could read after it.
+  /// Errors: as locate_each().
+  kj::Promise<Result<PeerOffer>> offered(const Bytes32& space, std::span<const BlockKey> keys,
+                                         std::span<const PeerReader> readers);
+  /// Begins a read of the leading `keys`, or waits for them; see openNext in
+  /// peer.capnp. The caller calls end_read() in any case, also after an error or if it drops the
+  /// promise. Errors: as await_job(), and those of read_piece().
+  kj::Promise<Result<PeerPiece>> open_next(const Bytes32& space, std::span<const BlockKey> keys,
+                                           const PeerQuestion& question);
+  /// Unknown names are fine. The peer ends the reads of a connection that ended.
+  void end_read(std::uint64_t read);
 
  private:
   struct Connection;
@@ -184,6 +202,7 @@ class PeerLink final : public Lender {
   void release_later(std::uint64_t lease);
   Result<void> check_askable();
   Result<void> check_waits();
+  [[nodiscard]] Result<void> check_workers() const;
   Result<void> check_reads();
   void missed(OpenQuestions::Number question);
   kj::Promise<void> watch_silence();

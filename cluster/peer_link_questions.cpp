@@ -271,12 +271,15 @@ Result<void> PeerLink::check_waits() {
   return {};
 }
 
-kj::Promise<JobsReached> PeerLink::await_job(const JobId& job, Duration patience) {
+kj::Promise<JobsReached> PeerLink::await_job(const JobId& job, Duration patience, bool begun) {
   using Answer = capnp::Response<wire::JobsReached>;
-  if (auto may = check_waits(); !may) return JobsReached{.ended = kj::mv(may)};
+  auto may = check_waits();
+  if (may && begun) may = check_workers();
+  if (!may) return JobsReached{.ended = kj::mv(may)};
   patience = std::clamp(patience, Duration::zero(), Duration(kLongestJobWait));
   const Duration asked = std::max<Duration>(patience - options_.call_deadline, patience * 3 / 4);
   auto request = connection_->peer->awaitJobRequest();
+  request.setBegun(begun);
   write_job(job, request.initJob());
   request.setMilliseconds(static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(asked).count()));
@@ -300,6 +303,82 @@ kj::Promise<JobsReached> PeerLink::await_job(const JobId& job, Duration patience
         if (answer) return kj::mv(*answer);
         return JobsReached{.ended = tl::unexpected<Error>(kj::mv(answer.error()))};
       });
+}
+
+bool PeerLink::has_readable_workers() const noexcept {
+  return is_ready() && (connection_->features & kPeerReadsMemory) != 0;
+}
+
+Result<void> PeerLink::check_workers() const {
+  if ((connection_->features & kPeerReadsMemory) != 0) return {};
+  return fail(Errc::kRefused, "peer {} is too old for reads out of the memory of its workers",
+              address());
+}
+
+kj::Promise<Result<PeerOffer>> PeerLink::offered(const Bytes32& space,
+                                                 std::span<const BlockKey> keys,
+                                                 std::span<const PeerReader> readers) {
+  using Answer = capnp::Response<wire::Peer::OfferedResults>;
+  auto may = check_askable().and_then([this]() { return check_reads(); });
+  if (may) may = check_workers();
+  if (!may) return Result<PeerOffer>(tl::unexpected<Error>(std::move(may.error())));
+  const Epoch epoch = epochs_.of(space);
+  auto request = connection_->peer->offeredRequest(capnp::MessageSize{
+      keys_words(keys.size(), BlockKey::kMaxBytes) + 16 * readers.size() + 16, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  write_epoch(epoch, request.initEpoch());
+  auto list = request.initReaders(static_cast<unsigned>(readers.size()));
+  for (unsigned i = 0; i < list.size(); ++i) write_reader(readers[i], list[i]);
+  return answered<PeerOffer>(
+      kj::Promise<Answer>(request.send()), Duration::zero(),
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<PeerOffer> {
+        const PeerOffer offer{.sealed = answer.getSealed(), .offered = answer.getOffered()};
+        if (offer.sealed > asked || offer.offered > asked - offer.sealed) {
+          return fail(Errc::kInternal, "the peer reports {} sealed and {} offered of {} blocks",
+                      offer.sealed, offer.offered, asked);
+        }
+        PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+        return is_same ? offer : PeerOffer{};
+      });
+}
+
+kj::Promise<Result<PeerPiece>> PeerLink::open_next(const Bytes32& space,
+                                                   std::span<const BlockKey> keys,
+                                                   const PeerQuestion& question) {
+  using Answer = capnp::Response<wire::Peer::OpenNextResults>;
+  auto may = check_waits().and_then([this]() { return check_reads(); });
+  if (may) may = check_workers();
+  if (!may) return Result<PeerPiece>(tl::unexpected<Error>(std::move(may.error())));
+  const Epoch epoch = epochs_.of(space);
+  auto request = connection_->peer->openNextRequest(capnp::MessageSize{
+      keys_words(keys.size(), BlockKey::kMaxBytes) + question.known.size() + 48, 0});
+  request.setSpace(data_of(space));
+  write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
+  write_epoch(epoch, request.initEpoch());
+  write_question(question, request);
+  ++connection_->waits;
+  auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
+    --waits;
+  }));
+  return answered<PeerPiece>(
+      kj::mv(sent), question.patience,
+      [this, space, epoch, asked = keys.size()](Answer& answer, bool) -> Result<PeerPiece> {
+        PEGA_TRY_LET(PeerPiece piece, read_piece(answer, asked));
+        PEGA_TRY_LET(const bool is_same, is_of_epoch(space, epoch, answer.getEpoch()));
+        if (!is_same) return PeerPiece{.gone = std::move(piece.gone)};
+        return piece;
+      });
+}
+
+void PeerLink::end_read(std::uint64_t read) {
+  if (!is_ready()) return;
+  auto request = connection_->peer->endReadRequest();
+  request.setRead(read);
+  using Answer = capnp::Response<wire::Peer::EndReadResults>;
+  connection_->calls.add(
+      kj::Promise<Answer>(request.send())
+          .then([](Answer&&) {}, [this](kj::Exception&& exception) { failed(exception); }));
 }
 
 void PeerLink::release(std::uint64_t lease) {

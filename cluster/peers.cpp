@@ -32,18 +32,23 @@ bool Peers::names(const Id128& node, const std::string& address) const {
   });
 }
 
-kj::Promise<JobsReached> Peers::await_job(const Id128& node, const JobId& job, Duration patience) {
+PeerLink* Peers::ready_link(const Id128& node) const {
   const auto found = std::find_if(links_.begin(), links_.end(), [&](const auto& link) {
     return link->is_ready() && link->stats().node == node;
   });
-  if (found == links_.end()) {
+  return found == links_.end() ? nullptr : found->get();
+}
+
+kj::Promise<JobsReached> Peers::await_job(const Id128& node, const JobId& job, Duration patience,
+                                          bool begun) {
+  PeerLink* const link = ready_link(node);
+  if (link == nullptr) {
     ++waits_.unknown;
     return JobsReached{
         .ended = fail(Errc::kGone, "job {} belongs to a server that is not connected", job.number)};
   }
   ++waits_.waiting;
-  return (*found)
-      ->await_job(job, patience)
+  return link->await_job(job, patience, begun)
       .then([this](JobsReached&& reached) {
         Result<void>& ended = reached.ended;
         if (!ended && ended.error().code == Errc::kPeerLost) ended.error().code = Errc::kGone;

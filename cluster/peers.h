@@ -48,7 +48,11 @@ class Peers final : public Lenders, private kj::TaskSet::ErrorHandler {
   /// Waits for a job at that incarnation of a node; see PeerLink::await_job. Errors: kGone when no
   /// link leads to that node, or it is lost meanwhile; kRefused when it is too old; kTimeout and
   /// kBusy.
-  kj::Promise<JobsReached> await_job(const Id128& node, const JobId& job, Duration patience);
+  kj::Promise<JobsReached> await_job(const Id128& node, const JobId& job, Duration patience,
+                                     bool begun = false);
+
+  /// The link that leads to that incarnation of a node and is ready; null: there is none.
+  [[nodiscard]] PeerLink* ready_link(const Id128& node) const;
 
   using Waits = PeerWaits;
   [[nodiscard]] const Waits& waits() const noexcept { return waits_; }

@@ -9,6 +9,8 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/direct/direct_reads.h"
+#include "server/direct/peer_offers.h"
 #include "server/ssd/staging.h"
 #include "server/ssd/tiered_source.h"
 #include "transport/tcp/socket_address.h"
@@ -163,6 +165,7 @@ Nodes::~Nodes() noexcept(false) = default;
 Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                             CacheService& service, Background& background,
                                             const Clock& clock, SsdSource* disks,
+                                            DirectReads& direct,
                                             const std::function<void()>& changed) {
   std::unique_ptr<Nodes> nodes(new Nodes(io, std::move(plan), clock));
   PEGA_TRY_LET(nodes->lanes_, cluster::Lanes::open(nodes->plan_.lanes, pool.bytes(), clock,
@@ -197,21 +200,18 @@ Result<std::unique_ptr<Nodes>> Nodes::start(kj::AsyncIoContext& io, Plan plan, e
       [&peers = *nodes->peers_](const cluster::EpochWatches::Dialer& dialer) {
         return peers.names(dialer.node, dialer.name);
       });
+  direct.use_nodes(nodes->plan_.own.node, *nodes->peers_, *nodes->fetches_);
+  nodes->offers_ = std::make_unique<PeerOffers>(service, direct, io.provider->getTimer(), clock);
   nodes->context_.reset(new PeerContext{.service = service,
                                         .watches = *nodes->watches_,
                                         .background = background,
                                         .lanes = lanes,
                                         .own = nodes->plan_.own,
                                         .clock = clock,
-                                        .staging = nodes->staging_.get()});
+                                        .staging = nodes->staging_.get(),
+                                        .offers = *nodes->offers_});
   if (nodes->plan_.listener) nodes->listen();
-  nodes->secrets_.accepted = nodes->plan_.own.secrets.count();
-  nodes->secrets_.has_file = nodes->plan_.secret_at.has_value();
-  if (nodes->secrets_.has_file) {
-    nodes->watching_ = nodes->watch_secrets().eagerlyEvaluate([](kj::Exception&& problem) {
-      PEGA_ASSERT(false, "reading the secret file again failed: {}", error_from(problem).detail);
-    });
-  }
+  nodes->start_watch_of_secrets();
   const NodesReport report = nodes->report();
   kLog.info("other nodes configured lanes={} peers={} listen={}{}", fmt::join(report.lanes, ","),
             report.peers.size(), report.listen.empty() ? "nowhere" : report.listen,
@@ -246,6 +246,15 @@ void Nodes::listen() {
     rpc->end_later(connection);
   };
   rpc_->serve(peer_service(*context_), plan_.listener->fd.get());
+}
+
+void Nodes::start_watch_of_secrets() {
+  secrets_.accepted = plan_.own.secrets.count();
+  secrets_.has_file = plan_.secret_at.has_value();
+  if (!secrets_.has_file) return;
+  watching_ = watch_secrets().eagerlyEvaluate([](kj::Exception&& problem) {
+    PEGA_ASSERT(false, "reading the secret file again failed: {}", error_from(problem).detail);
+  });
 }
 
 kj::Promise<void> Nodes::watch_secrets() {

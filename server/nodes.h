@@ -29,6 +29,8 @@
 
 namespace pegaflow::server {
 
+class DirectReads;
+class PeerOffers;
 class SsdSource;
 class Staging;
 class TieredSource;
@@ -65,6 +67,7 @@ class Nodes {
   static Result<std::unique_ptr<Nodes>> start(kj::AsyncIoContext& io, Plan plan, engine::Pool& pool,
                                               CacheService& service, Background& background,
                                               const Clock& clock, SsdSource* disks,
+                                              DirectReads& direct,
                                               const std::function<void()>& changed);
   ~Nodes() noexcept(false);
   Nodes(const Nodes&) = delete;
@@ -90,6 +93,7 @@ class Nodes {
   Nodes(kj::AsyncIoContext& io, Plan plan, const Clock& clock);
   void listen();
   Result<void> start_directory(CacheService& service, const std::function<void()>& changed);
+  void start_watch_of_secrets();
   kj::Promise<void> watch_secrets();
   void read_secrets();
 
@@ -105,6 +109,7 @@ class Nodes {
   std::unique_ptr<Fetches> fetches_;
   std::unique_ptr<Staging> staging_;  ///< Null without disks.
   std::unique_ptr<cluster::EpochWatches> watches_;
+  std::unique_ptr<PeerOffers> offers_;
   std::unique_ptr<PeerContext> context_;
   RpcCounters rpc_counters_;
   std::unique_ptr<RpcServer> rpc_;

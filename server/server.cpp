@@ -275,6 +275,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     PEGA_TRY(start_cache(connections, prepared.is_adopted, prepared.clients));
     watch_former(std::move(prepared.clients));
     PEGA_TRY(start_ssd());
+    direct_ = std::make_unique<DirectReads>(*service_, io_.provider->getTimer(), clock_);
     PEGA_TRY(start_nodes());
     make_context();
     start_rpc(connections);
@@ -468,7 +469,7 @@ class Server final : private kj::TaskSet::ErrorHandler {
     }
     PEGA_TRY_LET(nodes_,
                  Nodes::start(io_, std::move(*nodes_plan_), *pool_, *service_, *background_, clock_,
-                              ssd_ == nullptr ? nullptr : &ssd_->source(), [this]() {
+                              ssd_ == nullptr ? nullptr : &ssd_->source(), *direct_, [this]() {
                                 note_peers();
                                 publish_ready();
                               }));
@@ -519,7 +520,6 @@ class Server final : private kj::TaskSet::ErrorHandler {
         Prefetches::Options{.most_bytes = options_.prefetch_bytes != 0
                                               ? options_.prefetch_bytes
                                               : pool_->size_bytes() / kPrefetchPart});
-    direct_ = std::make_unique<DirectReads>(*service_, io_.provider->getTimer(), clock_);
     const Id128 incarnation = nodes_ == nullptr ? Id128::random() : nodes_->node();
     context_.reset(new SessionContext{.service = *service_,
                                       .background = *background_,

@@ -8,6 +8,17 @@
 namespace pegaflow {
 namespace {
 
+constexpr std::size_t kMaxBackendBytes = 64;
+constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;  // A worker's address a rail.
+constexpr std::size_t kMaxKeyBytes = std::size_t{64} << 10;
+constexpr unsigned kMaxRegions = 512;  // A worker has one or more for each layer.
+
+std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
+  const std::span<const ::kj::byte> bytes(data.begin(), data.size());
+  const auto as_bytes = std::as_bytes(bytes);
+  return {as_bytes.begin(), as_bytes.end()};
+}
+
 std::string to_std(::capnp::Text::Reader text) { return {text.begin(), text.size()}; }
 
 /// The first `limit` bytes, without a character that the limit would cut in two (UTF-8).
@@ -180,6 +191,67 @@ Result<std::vector<RegisteredKind>> read_kinds(::capnp::List<wire::Kind>::Reader
 
 }  // namespace
 
+Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader) {
+  const auto regions = reader.getRegions();
+  if (reader.getBackend().size() > kMaxBackendBytes ||
+      reader.getAddress().size() > kMaxAddressBytes || regions.size() > kMaxRegions) {
+    return fail(Errc::kInvalidArgument, "a fabric of {} regions, or with long names",
+                regions.size());
+  }
+  FabricDescriptor fabric;
+  const auto backend = reader.getBackend();
+  fabric.backend.assign(backend.begin(), backend.size());
+  fabric.incarnation = read_id(reader.getIncarnation());
+  fabric.address = to_bytes(reader.getAddress());
+  for (const wire::Fabric::Region::Reader region : regions) {
+    if (region.getKey().size() > kMaxKeyBytes) {
+      return fail(Errc::kInvalidArgument, "a region's key of {} bytes", region.getKey().size());
+    }
+    fabric.regions.push_back({.region = RegionId{region.getNumber()},
+                              .size_bytes = region.getSizeBytes(),
+                              .key = to_bytes(region.getKey())});
+  }
+  return fabric;
+}
+
+void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder) {
+  const auto data = [](const std::vector<std::byte>& bytes) {
+    return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
+  };
+  builder.setBackend(fabric.backend.c_str());
+  write_id(fabric.incarnation, builder.initIncarnation());
+  builder.setAddress(data(fabric.address));
+  auto regions = builder.initRegions(static_cast<unsigned>(fabric.regions.size()));
+  for (unsigned i = 0; i < regions.size(); ++i) {
+    regions[i].setNumber(static_cast<std::uint32_t>(fabric.regions[i].region));
+    regions[i].setSizeBytes(fabric.regions[i].size_bytes);
+    regions[i].setKey(data(fabric.regions[i].key));
+  }
+}
+
+namespace {
+
+Result<OfferedMemory::Network> read_network(wire::DirectMemory::Reader reader,
+                                            const OfferedMemory& memory) {
+  OfferedMemory::Network network;
+  PEGA_TRY_LET(network.fabric, read_fabric(reader.getFabric()));
+  network.guards = RegionId{reader.getGuardRegion()};
+  const auto has = [&](RegionId region) {
+    return std::ranges::any_of(network.fabric.regions,
+                               [region](const auto& one) { return one.region == region; });
+  };
+  const auto lost = std::ranges::find_if_not(
+      memory.segments, [&](const OfferedMemory::Segment& one) { return has(one.region); });
+  if (lost != memory.segments.end() || !has(network.guards)) {
+    return fail(
+        Errc::kInvalidArgument, "direct memory in region {}, which its fabric does not have",
+        static_cast<std::uint32_t>(lost != memory.segments.end() ? lost->region : network.guards));
+  }
+  return network;
+}
+
+}  // namespace
+
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
   const auto group = reader.getGroup();
   const auto segments = reader.getSegments();
@@ -215,8 +287,32 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
     if (read.handle.has_value() != memory.segments.front().handle.has_value()) {
       return fail(Errc::kInvalidArgument, "direct memory of which some segments have handles");
     }
+    read.region = RegionId{segment.getRegion()};
+    read.offset = segment.getOffset();
+  }
+  if (reader.hasFabric()) {
+    PEGA_TRY_LET(memory.network, read_network(reader, memory));
   }
   return memory;
+}
+
+OfferedMemory OfferedMemory::for_this_node() const {
+  OfferedMemory part = *this;
+  part.network.reset();
+  for (Segment& segment : part.segments) {
+    segment.region = {};
+    segment.offset = 0;
+  }
+  return part;
+}
+
+OfferedMemory OfferedMemory::for_other_nodes() const {
+  OfferedMemory part = *this;
+  for (Segment& segment : part.segments) {
+    segment.base = 0;
+    segment.handle.reset();
+  }
+  return part;
 }
 
 void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder) {
@@ -232,7 +328,12 @@ void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder build
       std::memcpy(segments[i].initHandle(static_cast<unsigned>(handle->size())).begin(),
                   handle->data(), handle->size());
     }
+    segments[i].setRegion(static_cast<std::uint32_t>(memory.segments[i].region));
+    segments[i].setOffset(memory.segments[i].offset);
   }
+  if (!memory.network) return;
+  write_fabric(memory.network->fabric, builder.initFabric());
+  builder.setGuardRegion(static_cast<std::uint32_t>(memory.network->guards));
 }
 
 Result<Registration> read_registration(wire::Registration::Reader reader) {

@@ -23,6 +23,7 @@
 #include "base/job_id.h"
 #include "capnp/cache.capnp.h"
 #include "capnp/wire/decline_reasons.h"
+#include "transport/region.h"
 
 namespace pegaflow {
 
@@ -113,6 +114,10 @@ void write_numbers(std::span<const T> numbers, typename ::capnp::List<T>::Builde
   for (unsigned i = 0; i < builder.size(); ++i) builder.set(i, numbers[i]);
 }
 
+/// Errors: kInvalidArgument for more regions, or longer data of the backend, than the limits allow.
+Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader);
+void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder);
+
 /// One of several kinds of blocks, as a rank registers it; see Kind in cache.capnp.
 struct RegisteredKind {
   wire::Kind::Rule rule = wire::Kind::Rule::PREFIX;
@@ -130,18 +135,33 @@ struct OfferedMemory {
     std::uint64_t stride = 0;
     std::uint64_t bytes = 0;
     std::optional<std::array<std::byte, 64>> handle{};  ///< That of its allocation on a GPU.
+    RegionId region{};         ///< For engines of other nodes: the region that contains it,
+    std::uint64_t offset = 0;  ///< and the place of block 0 in there.
     bool operator==(const Segment&) const = default;
   };
   std::string group{};
   std::uint64_t blocks = 0;
   std::vector<Segment> segments{};
   std::uint32_t guards = 0;  ///< The length of the array of guards.
+  /// How engines of other nodes reach it.
+  struct Network {
+    FabricDescriptor fabric{};
+    RegionId guards{};  ///< The region of the array of guards.
+    bool operator==(const Network&) const = default;
+  };
+  std::optional<Network> network{};  ///< Empty: they do not.
   bool operator==(const OfferedMemory&) const = default;
+
+  /// The part for engines of this node: without `network`.
+  [[nodiscard]] OfferedMemory for_this_node() const;
+  /// The part for engines of other nodes: without addresses and handles. Only with a network.
+  [[nodiscard]] OfferedMemory for_other_nodes() const;
 };
 /// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no
 /// block or guard, for more than
-/// kMaxGuards guards, for no segment or more than kMaxSegmentsOnWire, and for handles of another
-/// size or of some segments only.
+/// kMaxGuards guards, for no segment or more than kMaxSegmentsOnWire, for handles of another size
+/// or of some segments only, and for a region that its fabric does not have; those of
+/// read_fabric().
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader);
 void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder);
 

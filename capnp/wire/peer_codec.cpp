@@ -11,17 +11,7 @@
 namespace pegaflow {
 namespace {
 
-constexpr std::size_t kMaxBackendBytes = 64;
-constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;  // A worker's address a rail.
-constexpr std::size_t kMaxKeyBytes = std::size_t{64} << 10;
-constexpr unsigned kMaxRegions = 64;
 constexpr unsigned kMaxLanes = 8;
-
-std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
-  const std::span<const ::kj::byte> bytes(data.begin(), data.size());
-  const auto as_bytes = std::as_bytes(bytes);
-  return {as_bytes.begin(), as_bytes.end()};
-}
 
 }  // namespace
 
@@ -36,44 +26,6 @@ Result<Bytes32> read_bytes32(::capnp::Data::Reader data) {
 
 ::capnp::Data::Reader data_of(const Bytes32& bytes) {
   return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
-}
-
-Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader) {
-  const auto regions = reader.getRegions();
-  if (reader.getBackend().size() > kMaxBackendBytes ||
-      reader.getAddress().size() > kMaxAddressBytes || regions.size() > kMaxRegions) {
-    return fail(Errc::kInvalidArgument, "a fabric of {} regions, or with long names",
-                regions.size());
-  }
-  FabricDescriptor fabric;
-  const auto backend = reader.getBackend();
-  fabric.backend.assign(backend.begin(), backend.size());
-  fabric.incarnation = read_id(reader.getIncarnation());
-  fabric.address = to_bytes(reader.getAddress());
-  for (const wire::Fabric::Region::Reader region : regions) {
-    if (region.getKey().size() > kMaxKeyBytes) {
-      return fail(Errc::kInvalidArgument, "a region's key of {} bytes", region.getKey().size());
-    }
-    fabric.regions.push_back({.region = RegionId{region.getNumber()},
-                              .size_bytes = region.getSizeBytes(),
-                              .key = to_bytes(region.getKey())});
-  }
-  return fabric;
-}
-
-void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder) {
-  const auto data = [](const std::vector<std::byte>& bytes) {
-    return ::capnp::Data::Reader(reinterpret_cast<const ::kj::byte*>(bytes.data()), bytes.size());
-  };
-  builder.setBackend(fabric.backend.c_str());
-  write_id(fabric.incarnation, builder.initIncarnation());
-  builder.setAddress(data(fabric.address));
-  auto regions = builder.initRegions(static_cast<unsigned>(fabric.regions.size()));
-  for (unsigned i = 0; i < regions.size(); ++i) {
-    regions[i].setNumber(static_cast<std::uint32_t>(fabric.regions[i].region));
-    regions[i].setSizeBytes(fabric.regions[i].size_bytes);
-    regions[i].setKey(data(fabric.regions[i].key));
-  }
 }
 
 Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader) {

@@ -27,7 +27,10 @@ inline constexpr std::uint16_t kPeerWireKnowsEpochs = 3;
 inline constexpr std::uint64_t kPeerWatches = 1;      ///< `watch`.
 inline constexpr std::uint64_t kPeerLocatesEach = 2;  ///< `locateEach`.
 inline constexpr std::uint64_t kPeerReadsDisks = 4;   ///< `onDisks`, `pending` and `staging`.
-inline constexpr std::uint64_t kPeerFeatures = kPeerWatches | kPeerLocatesEach | kPeerReadsDisks;
+inline constexpr std::uint64_t kPeerReadsMemory =
+    8;  ///< `begun`, `offered`, `openNext`, `endRead`.
+inline constexpr std::uint64_t kPeerFeatures =
+    kPeerWatches | kPeerLocatesEach | kPeerReadsDisks | kPeerReadsMemory;
 
 /// Limit of pages in one lease, so that its list of pages fits one message for an instance of many
 /// shards.
@@ -38,9 +41,6 @@ Result<Bytes32> read_bytes32(::capnp::Data::Reader data);
 /// Views `bytes`.
 ::capnp::Data::Reader data_of(const Bytes32& bytes);
 
-/// Errors: kInvalidArgument for more regions, or longer data of the backend, than the limits allow.
-Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader);
-void write_fabric(const FabricDescriptor& fabric, wire::Fabric::Builder builder);
 /// Reads all lanes of a node, at least one region on each.
 /// Errors: kInvalidArgument as read_fabric(), for a lane without a region, and for too many lanes.
 Result<std::vector<FabricDescriptor>> read_fabrics(wire::PeerGate::EnterResults::Reader reader);

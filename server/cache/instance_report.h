@@ -17,7 +17,8 @@ namespace pegaflow::server {
 /// The memory of a worker that others of its direct group may read.
 struct DirectInfo {
   std::string group;
-  std::string lane;  ///< How they read it: "process_vm_readv" or "cuda".
+  std::string lane;       ///< How those of this host read it: "process_vm_readv" or "cuda".
+  std::string network{};  ///< How those of other hosts do: "ucx". Empty: they do not.
 };
 /// A rank of an engine core.
 struct RankInfo {

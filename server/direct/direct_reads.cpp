@@ -10,6 +10,8 @@
 #include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/kj_time.h"
+#include "cluster/peers.h"
+#include "server/cache/fetches.h"
 
 namespace pegaflow::server {
 namespace {
@@ -53,6 +55,12 @@ struct DirectReads::Opening {
   TimePoint deadline{};
   bool is_cancelled = false;
   kj::Own<kj::PromiseFulfiller<void>> cancel{};  ///< While it waits.
+
+  Id128 node{};            ///< Another node whose blocks count, too; none: only those of this one.
+  std::uint64_t read = 0;  ///< The name of the question to that node; 0: it has none.
+  kj::Maybe<kj::ForkedPromise<void>> asking{};  ///< Resolves with its answer.
+  std::optional<Result<PeerPiece>> answer{};
+  std::size_t fetched = 0;  ///< Blocks of the claim of fetch().
 };
 
 DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock)
@@ -63,8 +71,26 @@ DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& c
 
 DirectReads::~DirectReads() noexcept(false) = default;
 
+void DirectReads::use_nodes(const Id128& server, cluster::Peers& peers, Fetches& fetches) {
+  server_ = server;
+  fetches_ = &fetches;
+  far_.emplace(service_, offers_, &peers);
+}
+
+DirectStats DirectReads::stats() const {
+  DirectStats stats = offers_.stats();
+  stats.waits = watchers_;
+  if (far_) far_->count(stats);
+  return stats;
+}
+
+kj::Promise<void> DirectReads::next_change() {
+  ++watchers_;
+  return changed_.addBranch().attach(kj::defer([this]() { --watchers_; }));
+}
+
 void DirectReads::changed() {
-  if (waiting_.empty() || is_look_due_) return;
+  if (watchers_ == 0 || is_look_due_) return;
   is_look_due_ = true;
   const Duration pause =
       std::max<Duration>(Duration::zero(), last_look_ + kBetweenLooks - clock_.now());
@@ -93,7 +119,7 @@ void DirectReads::left(const Id128& connection) {
     each->second->is_cancelled = true;
     each->second->cancel->fulfill();
   }
-  if (!offers_.has(connection)) return;
+  if (far_) far_->left(connection);
   offers_.remove(connection);
   fire(read_end_, read_ended_);
 }
@@ -131,7 +157,21 @@ void DirectReads::job_ended(const Id128& connection, const JobId& job) {
 std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockKey> beyond) {
   if (offers_.stats().blocks == 0 || beyond.empty()) return 0;
   const auto reach = service_.direct_reach(connection);
-  return reach ? offers_.count(reach->workers, reach->generation, beyond) : 0;
+  if (!reach) return 0;
+  std::vector<Offers::Reader> readers;
+  for (const Id128& worker : reach->workers) {
+    auto reader = offers_.reader(worker);
+    if (!reader) return 0;
+    readers.push_back(std::move(*reader));
+  }
+  return offers_.count(readers, reach->generation, beyond);
+}
+
+kj::Maybe<kj::Promise<std::size_t>> DirectReads::offered_at(
+    const Id128& node, const Id128& connection, std::span<const BlockKey> beyond) const {
+  if (node.is_none() || node == server_ || beyond.empty()) return nullptr;
+  if (!may_read_from(node, connection)) return nullptr;
+  return far_->reach(connection, node, beyond);
 }
 
 // ---- readers
@@ -153,35 +193,43 @@ kj::Promise<Result<void>> DirectReads::open_next(const Id128& connection, OpenNe
   opening->deadline =
       clock_.now() +
       std::min<Duration>(std::chrono::milliseconds(params.getPatienceMs()), kLongestWait);
+  const Id128 node = params.hasNode() ? read_id(params.getNode()) : Id128{};
+  if (far_ && node != server_) opening->node = node;
   return try_open(opening);
 }
 
 kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
   end_wait(*opening);
   if (opening->is_cancelled) {
+    end_far(*opening);
     return Result<void>(fail(Errc::kCancelled, "pin {} was released before a block arrived",
                              static_cast<std::uint64_t>(opening->pin)));
   }
   auto in_pool = open_in_pool(*opening);
-  if (!in_pool) return Result<void>(tl::unexpected<Error>(std::move(in_pool.error())));
-  if (*in_pool || open_in_memory(*opening)) {
+  if (!in_pool || *in_pool || open_in_memory(*opening) || open_far(opening)) {
+    end_far(*opening);
+    if (!in_pool) return Result<void>(tl::unexpected<Error>(std::move(in_pool.error())));
     write_gone(*opening);
     return Result<void>();
   }
   const TimePoint now = clock_.now();
   if (now >= opening->deadline) {
+    end_far(*opening);
     return Result<void>(fail(Errc::kTimeout, "no block arrived"));
   }
+  if (opening->answer && *opening->answer && (*opening->answer)->sealed != 0) return fetch(opening);
   std::size_t& waits = waits_of_[opening->connection];
   if (waits >= kMostWaits) {
+    end_far(*opening);
     return Result<void>(fail(Errc::kBusy, "{} calls wait for blocks already", waits));
   }
   ++waits;
   waiting_.emplace(Pin{opening->connection, static_cast<std::uint64_t>(opening->pin)}, opening);
   auto cancel = kj::newPromiseAndFulfiller<void>();
   opening->cancel = kj::mv(cancel.fulfiller);
-  return changed_.addBranch()
-      .exclusiveJoin(kj::mv(cancel.promise))
+  kj::Promise<void> news = next_change();
+  KJ_IF_MAYBE (asking, opening->asking) news = news.exclusiveJoin(asking->addBranch());
+  return news.exclusiveJoin(kj::mv(cancel.promise))
       .exclusiveJoin(timer_.afterDelay(to_kj(std::min<Duration>(opening->deadline - now, kRetry))))
       .then([this, opening]() { return try_open(opening); });
 }
@@ -203,26 +251,29 @@ Result<bool> DirectReads::open_in_pool(Opening& opening) {
   auto opened = service_.open(opening.connection, token, 0, found.blocks, opening.pin);
   (void)service_.unclaim(opening.connection, token);
   if (!opened) return tl::unexpected<Error>(std::move(opened.error()));
-  const std::size_t slots = opened->slots.size();
-  const std::size_t checksums = opened->checksums.size();
-  auto results = opening.call.getResults(capnp::MessageSize{slots / 2 + checksums + 16, 0});
-  write_numbers<std::uint32_t>(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
-  if (checksums != 0) {
-    write_numbers<std::uint64_t>(opened->checksums,
-                                 results.initChecksums(static_cast<unsigned>(checksums)));
-  }
+  answer_slots(opening, *opened);
   return true;
+}
+
+void DirectReads::answer_slots(Opening& opening, const CacheService::Opened& opened) {
+  const std::size_t slots = opened.slots.size();
+  const std::size_t checksums = opened.checksums.size();
+  auto results = opening.call.getResults(capnp::MessageSize{slots / 2 + checksums + 16, 0});
+  write_numbers<std::uint32_t>(opened.slots, results.initSlots(static_cast<unsigned>(slots)));
+  if (checksums == 0) return;
+  write_numbers<std::uint64_t>(opened.checksums,
+                               results.initChecksums(static_cast<unsigned>(checksums)));
 }
 
 bool DirectReads::open_in_memory(Opening& opening) {
   const auto params = opening.call.getParams();
   if (params.getPoolOnly()) return false;
   const auto reach = service_.direct_reach(opening.connection);
-  if (!reach) return false;
-  const auto found = offers_.begin_read(opening.connection, reach->generation, opening.keys,
-                                        static_cast<std::uint64_t>(opening.pin));
+  const auto reader = offers_.reader(opening.connection);
+  if (!reach || !reader) return false;
+  const auto found = offers_.begin_read(opening.connection, *reader, reach->generation,
+                                        opening.keys, static_cast<std::uint64_t>(opening.pin));
   if (!found) return false;
-  const std::uint64_t source = static_cast<std::uint64_t>(found->source->id);
   auto results = opening.call.getResults();
   write_numbers<std::uint32_t>(found->blocks,
                                results.initBlocks(static_cast<unsigned>(found->blocks.size())));
@@ -232,32 +283,145 @@ bool DirectReads::open_in_memory(Opening& opening) {
     guards[i].setValue(found->guards[i].guard.value);
     guards[i].setBlocks(found->guards[i].blocks);
   }
-  results.setSource(source);
-  for (const std::uint64_t known : params.getKnown()) {
-    if (known == source) return true;
-  }
-  auto memory = results.initMemory();
-  write_memory(found->source->memory, memory);
-  memory.setGuards(
-      kj::heap<CarriedDescriptor<wire::Guards>>(found->source->guards.get(), found->source));
-  results.setProcess(kj::heap<CarriedDescriptor<wire::ProcessHandle>>(found->source->process.get(),
-                                                                      found->source));
+  const Offers::Source& source = *found->source;
+  write_memory_of(opening, source.id, source.memory.for_this_node());
+  if (!results.hasMemory()) return true;
+  results.getMemory().setGuards(
+      kj::heap<CarriedDescriptor<wire::Guards>>(source.guards.get(), found->source));
+  results.setProcess(
+      kj::heap<CarriedDescriptor<wire::ProcessHandle>>(source.process.get(), found->source));
   return true;
+}
+
+void DirectReads::write_memory_of(Opening& opening, SourceId source, const OfferedMemory& memory) {
+  auto results = opening.call.getResults();
+  results.setSource(static_cast<std::uint64_t>(source));
+  for (const std::uint64_t known : opening.call.getParams().getKnown()) {
+    if (SourceId{known} == source) return;
+  }
+  write_memory(memory, results.initMemory());
+}
+
+// ---- blocks of another node
+
+bool DirectReads::open_far(const OneOpening& opening) {
+  if (opening->node.is_none()) return false;
+  Opening& one = *opening;
+  if (one.answer && *one.answer) {
+    PeerPiece& piece = **one.answer;
+    far_->forget(one.node, piece.gone);
+    if (!piece.blocks.empty() && pass_on(one, piece)) return true;
+    if (piece.sealed != 0) return false;  // They are fetched.
+  }
+  // Without an answer, the next look asks again, after kRetry at the latest.
+  const bool has_failed = one.answer && (!*one.answer || !(*one.answer)->blocks.empty());
+  if (one.answer) end_far(one);
+  if (one.read == 0 && !has_failed && clock_.now() < one.deadline) ask_far(one);
+  return false;
+}
+
+bool DirectReads::pass_on(Opening& opening, PeerPiece& piece) {
+  const auto source = far_->source_of(opening.node, piece);
+  if (!source) return false;
+  auto results = opening.call.getResults();
+  write_numbers<std::uint32_t>(piece.blocks,
+                               results.initBlocks(static_cast<unsigned>(piece.blocks.size())));
+  auto guards = results.initGuards(static_cast<unsigned>(piece.guards.size()));
+  for (unsigned i = 0; i < guards.size(); ++i) {
+    guards[i].setPlace(piece.guards[i].place);
+    guards[i].setValue(piece.guards[i].value);
+    guards[i].setBlocks(piece.guards[i].blocks);
+  }
+  write_memory_of(opening, source->name, *source->memory);
+  far_->began(opening.connection, static_cast<std::uint64_t>(opening.pin), opening.node,
+              std::exchange(opening.read, 0), piece.blocks.size());
+  return true;
+}
+
+void DirectReads::ask_far(Opening& opening) {
+  opening.read = far_->new_read();
+  PeerQuestion question{
+      .read = opening.read,
+      .patience = std::chrono::ceil<std::chrono::milliseconds>(opening.deadline - clock_.now()),
+      .pool_only = opening.call.getParams().getPoolOnly()};
+  // The promise ends with `opening`.
+  opening.asking =
+      far_->ask(opening.connection, opening.node, opening.keys, std::move(question))
+          .then([&opening](Result<PeerPiece>&& answer) { opening.answer = std::move(answer); })
+          .fork();
+}
+
+void DirectReads::end_far(Opening& opening) {
+  opening.asking = nullptr;
+  opening.answer.reset();
+  if (opening.read != 0) far_->end(opening.node, std::exchange(opening.read, 0));
+}
+
+kj::Promise<Result<void>> DirectReads::fetch(const OneOpening& opening) {
+  end_far(*opening);
+  const Id128 token = Id128::random();
+  const auto claimed = service_.claim(opening->connection, token, opening->keys);
+  if (!claimed) return Result<void>(tl::unexpected<Error>(claimed.error()));
+  opening->fetched = claimed->blocks;
+  kj::Promise<void> extended = kj::READY_NOW;
+  KJ_IF_MAYBE (more, fetches_->extend(opening->connection, token, opening->keys, claimed->blocks,
+                                      {}, {.nodes = {opening->node}})) {
+    extended =
+        more->then([opening](const Fetches::Extension& each) { opening->fetched += each.blocks; });
+  }
+  const TimePoint deadline = std::min<TimePoint>(opening->deadline, clock_.now() + kFetchTime);
+  return extended
+      .then([this, opening, token, deadline]() { return await_arrival(opening, token, deadline); })
+      .then([this, opening, token]() -> kj::Promise<Result<void>> {
+        Result<CacheService::Opened> opened;
+        if (opening->fetched != 0) {
+          opened =
+              service_.open_arrived(opening->connection, token, 0, opening->fetched, opening->pin);
+        }
+        fetches_->ended(token);
+        (void)service_.unclaim(opening->connection, token);
+        if (opened && !opened->slots.empty()) {
+          answer_slots(*opening, *opened);
+          write_gone(*opening);
+          return Result<void>();
+        }
+        // They did not come, or only now: looks again soon.
+        return timer_.afterDelay(to_kj(kRetry)).then([this, opening]() {
+          return try_open(opening);
+        });
+      });
+}
+
+kj::Promise<void> DirectReads::await_arrival(const OneOpening& opening, const Id128& token,
+                                             TimePoint deadline) {
+  const TimePoint now = clock_.now();
+  if (opening->fetched == 0 || now >= deadline) return kj::READY_NOW;
+  const auto here = service_.arrived(token, 0, opening->fetched);
+  if (!here || *here >= opening->fetched) return kj::READY_NOW;
+  return fetches_->progress()
+      .exclusiveJoin(timer_.afterDelay(to_kj(deadline - now)))
+      .then([this, opening, token, deadline]() { return await_arrival(opening, token, deadline); });
 }
 
 void DirectReads::write_gone(Opening& opening) {
   std::vector<std::uint64_t> gone;
   for (const std::uint64_t known : opening.call.getParams().getKnown()) {
-    if (!offers_.has(SourceId{known})) gone.push_back(known);
+    const SourceId source{known};
+    if (!offers_.has(source) && !(far_ && far_->has(source))) gone.push_back(known);
   }
   if (gone.empty()) return;
   write_numbers(std::span<const std::uint64_t>(gone),
                 opening.call.getResults().initGone(static_cast<unsigned>(gone.size())));
 }
 
+void DirectReads::end_read(const Id128& connection, std::uint64_t read) {
+  if (offers_.end_read(connection, read)) fire(read_end_, read_ended_);
+}
+
 void DirectReads::released(const Id128& connection, engine::PinId pin) {
   const Pin name{connection, static_cast<std::uint64_t>(pin)};
-  if (offers_.end_read(connection, name.second)) fire(read_end_, read_ended_);
+  end_read(connection, name.second);
+  if (far_) far_->ended(connection, name.second);
   const auto waits = waiting_.find(name);
   if (waits == waiting_.end()) return;
   waits->second->is_cancelled = true;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Calls of workers that read blocks out of the memory of other workers of this host.
+/// Calls of workers that read blocks out of the memory of other workers.
 
 #include <chrono>
 #include <cstddef>
@@ -21,12 +21,20 @@
 #include "capnp/cache.capnp.h"
 #include "capnp/wire/codec.h"
 #include "server/cache/cache_service.h"
+#include "server/direct/far_reads.h"
 #include "server/direct/offers.h"
+
+namespace pegaflow::cluster {
+class Peers;
+}
 
 namespace pegaflow::server {
 
+class Fetches;
+
 /// Answers openNext and awaitReads: finds blocks in the pool or in the memory of another worker,
-/// and waits for them. Thread-bound: the RPC thread.
+/// and waits for them. If the call names another node, its pool and its workers count, too.
+/// Thread-bound: the RPC thread.
 class DirectReads {
  public:
   /// The longest wait for the readers of a job that has ended.
@@ -42,11 +50,18 @@ class DirectReads {
   /// others' calls more than that.
   static constexpr std::chrono::milliseconds kBetweenLooks{1};
 
+  /// A wait for blocks of another node's pool ends with those that have arrived by then.
+  static constexpr std::chrono::milliseconds kFetchTime{250};
+
   /// All outlive it.
   DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock);
   ~DirectReads() noexcept(false);
+  /// This server, of that incarnation, has other nodes. Before the first call of a worker. They
+  /// outlive the last call of a worker.
+  void use_nodes(const Id128& server, cluster::Peers& peers, Fetches& fetches);
 
   [[nodiscard]] const Offers& offers() const noexcept { return offers_; }
+  [[nodiscard]] DirectStats stats() const;
 
   /// A worker has registered its memory. Duplicates both descriptors: of its guards, and its pidfd.
   /// A repeated registration changes nothing.
@@ -68,8 +83,16 @@ class DirectReads {
   void changed();
 
   /// How many leading blocks of `beyond`, behind the sealed ones of a lookup, its engine could read
-  /// directly.
+  /// directly from workers of this node.
   [[nodiscard]] std::size_t offered(const Id128& connection, std::span<const BlockKey> beyond);
+  /// The same of another node, with those in its pool. Returns no promise if `node` is no other one
+  /// that the engine can read from.
+  kj::Maybe<kj::Promise<std::size_t>> offered_at(const Id128& node, const Id128& connection,
+                                                 std::span<const BlockKey> beyond) const;
+  /// Whether the caller's engine can read the memory of workers of that other node.
+  [[nodiscard]] bool may_read_from(const Id128& node, const Id128& connection) const {
+    return far_ && far_->may_read(connection, node);
+  }
 
   using OpenNext =
       capnp::CallContext<wire::Session::OpenNextParams, wire::Session::OpenNextResults>;
@@ -77,6 +100,18 @@ class DirectReads {
   /// The worker has ended its reads under this pin, or does not want them any longer.
   void released(const Id128& connection, engine::PinId pin);
   kj::Promise<Result<void>> await_reads(const Id128& connection, const JobId& job);
+
+  // ---- for workers of other nodes; see PeerOffers
+
+  /// As Offers.
+  std::optional<Offers::Found> begin_read(const Id128& connection, const Offers::Reader& reader,
+                                          engine::SpaceId space, std::span<const BlockKey> keys,
+                                          std::uint64_t read) {
+    return offers_.begin_read(connection, reader, space, keys, read);
+  }
+  void end_read(const Id128& connection, std::uint64_t read);
+  /// Resolves when blocks may have become findable.
+  kj::Promise<void> next_change();
 
  private:
   struct Opening;
@@ -88,6 +123,18 @@ class DirectReads {
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
   bool open_in_memory(Opening& opening);
+  /// Whether another node's answer was passed on. Otherwise that node is asked, if it is not.
+  bool open_far(const OneOpening& opening);
+  bool pass_on(Opening& opening, PeerPiece& piece);
+  void ask_far(Opening& opening);
+  /// The caller has its answer, or wants none.
+  void end_far(Opening& opening);
+  /// Fetches blocks of another node's pool, and answers with those that arrive in time.
+  kj::Promise<Result<void>> fetch(const OneOpening& opening);
+  kj::Promise<void> await_arrival(const OneOpening& opening, const Id128& token,
+                                  TimePoint deadline);
+  void write_memory_of(Opening& opening, SourceId source, const OfferedMemory& memory);
+  void answer_slots(Opening& opening, const CacheService::Opened& opened);
   /// Names the sources that the caller knows and that have left.
   void write_gone(Opening& opening);
   kj::Promise<Result<void>> wait_for_readers(const Id128& connection, const JobId& job,
@@ -99,6 +146,10 @@ class DirectReads {
   Offers offers_;
   std::map<Pin, OneOpening> waiting_;
   std::unordered_map<Id128, std::size_t> waits_of_;  ///< By connection.
+  std::size_t watchers_ = 0;                         ///< Promises of next_change().
+  Id128 server_{};
+  Fetches* fetches_ = nullptr;     ///< Null: no other nodes.
+  std::optional<FarReads> far_{};  ///< The same.
   bool is_look_due_ = false;
   TimePoint last_look_{};
   kj::Promise<void> look_ = nullptr;

@@ -9,7 +9,7 @@ void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory mem
                  UniqueFd guards, UniqueFd process) {
   remove(connection);
   auto source = std::make_shared<Source>();
-  source->id = SourceId{++last_source_};
+  source->id = new_name();
   source->connection = connection;
   source->shard = shard;
   source->memory = std::move(memory);
@@ -19,7 +19,7 @@ void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory mem
 }
 
 void Offers::remove(const Id128& connection) {
-  if (by_connection_.erase(connection) == 0) return;
+  by_connection_.erase(connection);
   for (auto read = reads_.lower_bound({connection, 0});
        read != reads_.end() && read->first.first == connection;) {
     const std::uint64_t pin = read->first.second;
@@ -125,23 +125,30 @@ bool Offers::is_read(const Id128& connection, const JobId& job) const {
   return found != jobs_.end() && found->second.readers != 0;
 }
 
-const Offers::Entry* Offers::find(const Source& reader, engine::SpaceId space,
+std::optional<Offers::Reader> Offers::reader(const Id128& connection) const {
+  const auto found = by_connection_.find(connection);
+  if (found == by_connection_.end()) return std::nullopt;
+  const Source& source = *found->second;
+  return Reader{.group = source.memory.group, .shard = source.shard, .source = source.id};
+}
+
+const Offers::Entry* Offers::find(const Reader& reader, engine::SpaceId space,
                                   const BlockKey& key) const {
   const auto found = pages_.find({.space = space, .shard = reader.shard, .key = key});
   if (found == pages_.end()) return nullptr;
   const Source& source = *found->second.job->source;
-  const bool may_read = source.memory.group == reader.memory.group && source.id != reader.id;
+  const bool may_read = source.memory.group == reader.group && source.id != reader.source &&
+                        (!reader.is_there || source.memory.network.has_value());
   return may_read ? &found->second : nullptr;
 }
 
-std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::SpaceId space,
+std::optional<Offers::Found> Offers::begin_read(const Id128& connection, const Reader& reader,
+                                                engine::SpaceId space,
                                                 std::span<const BlockKey> keys, std::uint64_t pin) {
-  const auto own = by_connection_.find(reader);
-  if (own == by_connection_.end() || keys.empty()) return std::nullopt;
   Found found;
   std::vector<Job*> jobs;
   for (const BlockKey& key : keys) {
-    const Entry* const entry = find(*own->second, space, key);
+    const Entry* const entry = find(reader, space, key);
     if (entry == nullptr || entry->job->is_pending) break;
     Job& job = *entry->job;
     if (found.source != nullptr && job.source != found.source) break;
@@ -154,8 +161,8 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::Spa
     ++found.guards.back().blocks;
   }
   if (found.source == nullptr) return std::nullopt;
-  end_read(reader, pin);  // A repeated call.
-  std::size_t& reads = reads_of_[reader];
+  end_read(connection, pin);  // A repeated call.
+  std::size_t& reads = reads_of_[connection];
   if (reads >= kMostReads) return std::nullopt;
   ++reads;
   std::vector<JobName> names;
@@ -164,16 +171,16 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& reader, engine::Spa
     ++job->readers;
     names.push_back(job->name);
   }
-  reads_.emplace(Pin{reader, pin}, std::move(names));
+  reads_.emplace(Pin{connection, pin}, std::move(names));
   ++counted_.begun;
   counted_.read_blocks += found.blocks.size();
   return found;
 }
 
-bool Offers::end_read(const Id128& reader, std::uint64_t pin) {
-  const auto read = reads_.extract(Pin{reader, pin});
+bool Offers::end_read(const Id128& connection, std::uint64_t pin) {
+  const auto read = reads_.extract(Pin{connection, pin});
   if (read.empty()) return false;
-  if (const auto count = reads_of_.find(reader); --count->second == 0) reads_of_.erase(count);
+  if (const auto count = reads_of_.find(connection); --count->second == 0) reads_of_.erase(count);
   for (const JobName& name : read.mapped()) {
     const auto job = jobs_.find(name);
     if (job == jobs_.end()) continue;
@@ -183,14 +190,12 @@ bool Offers::end_read(const Id128& reader, std::uint64_t pin) {
   return true;
 }
 
-std::size_t Offers::count(std::span<const Id128> readers, engine::SpaceId space,
+std::size_t Offers::count(std::span<const Reader> readers, engine::SpaceId space,
                           std::span<const BlockKey> keys) const {
   std::size_t least = readers.empty() ? 0 : keys.size();
-  for (const Id128& reader : readers) {
-    const auto own = by_connection_.find(reader);
-    if (own == by_connection_.end()) return 0;
+  for (const Reader& reader : readers) {
     std::size_t each = 0;
-    while (each < least && find(*own->second, space, keys[each]) != nullptr) ++each;
+    while (each < least && find(reader, space, keys[each]) != nullptr) ++each;
     least = each;
     if (least == 0) break;
   }
@@ -202,6 +207,8 @@ Offers::Stats Offers::stats() const {
   stats.sources = by_connection_.size();
   stats.gpu_sources = static_cast<std::size_t>(std::ranges::count_if(
       by_connection_, [](const auto& each) { return is_on_gpu(each.second->memory); }));
+  stats.far_sources = static_cast<std::size_t>(std::ranges::count_if(
+      by_connection_, [](const auto& each) { return each.second->memory.network.has_value(); }));
   stats.blocks = pages_.size();
   stats.reads = reads_.size();
   return stats;

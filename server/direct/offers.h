@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Blocks that workers are saving and that other workers of this host may read meanwhile.
+/// Blocks that workers are saving and that other workers may read meanwhile.
 
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +58,8 @@ class Offers {
   /// Replaces an earlier source of the connection.
   void add(const Id128& connection, std::uint32_t shard, OfferedMemory memory, UniqueFd guards,
            UniqueFd process);
-  /// Its connection ended: it offers and reads nothing any longer. Ignores unknown ones.
+  /// Its connection ended: it offers and reads nothing any longer. The connection may also be that
+  /// of another node, which only reads. Ignores unknown ones.
   void remove(const Id128& connection);
   [[nodiscard]] bool has(const Id128& connection) const {
     return by_connection_.contains(connection);
@@ -96,6 +97,19 @@ class Offers {
   /// Whether a worker reads blocks of the job.
   [[nodiscard]] bool is_read(const Id128& connection, const JobId& job) const;
 
+  /// A name that no source has, and that none gets.
+  [[nodiscard]] SourceId new_name() { return SourceId{++last_source_}; }
+
+  /// A worker that reads, of this node or of another one.
+  struct Reader {
+    std::string group;
+    std::uint32_t shard = 0;
+    SourceId source{};      ///< Its own memory, which it does not read; of another node: none.
+    bool is_there = false;  ///< On another node: it reads only memory that has a network.
+  };
+  /// The worker of this connection; no value without a source.
+  [[nodiscard]] std::optional<Reader> reader(const Id128& connection) const;
+
   struct Run {
     Guarded guard;
     std::uint32_t blocks = 0;
@@ -106,15 +120,15 @@ class Offers {
     std::vector<Run> guards;  ///< They cover the blocks, in this order.
   };
   /// The leading keys that one other worker of the reader's group and shard offers; no value for
-  /// none. The reader reads them under `pin` until end_read().
-  std::optional<Found> begin_read(const Id128& reader, engine::SpaceId space,
-                                  std::span<const BlockKey> keys, std::uint64_t pin);
-  /// Whether the reader had begun to read under this name.
-  bool end_read(const Id128& reader, std::uint64_t pin);
+  /// none. The reader reads them under `pin`, a name of its connection, until end_read().
+  std::optional<Found> begin_read(const Id128& connection, const Reader& reader,
+                                  engine::SpaceId space, std::span<const BlockKey> keys,
+                                  std::uint64_t pin);
+  /// Whether a read of the connection had begun under this name.
+  bool end_read(const Id128& connection, std::uint64_t pin);
 
-  /// How many leading keys each of these workers could begin to read, now or once they are ready; 0
-  /// unless all of them have a source.
-  [[nodiscard]] std::size_t count(std::span<const Id128> readers, engine::SpaceId space,
+  /// How many leading keys each of these workers could begin to read, now or once they are ready.
+  [[nodiscard]] std::size_t count(std::span<const Reader> readers, engine::SpaceId space,
                                   std::span<const BlockKey> keys) const;
 
   using Stats = DirectStats;
@@ -152,7 +166,7 @@ class Offers {
   };
   using Pin = std::pair<Id128, std::uint64_t>;
 
-  [[nodiscard]] const Entry* find(const Source& reader, engine::SpaceId space,
+  [[nodiscard]] const Entry* find(const Reader& reader, engine::SpaceId space,
                                   const BlockKey& key) const;
   void withdraw(Job& job);
   void forget_if_unused(std::map<JobName, Job>::iterator job);
@@ -162,7 +176,7 @@ class Offers {
   std::map<JobName, Job> jobs_;
   std::unordered_map<Page, Entry, PageHash> pages_;
   std::map<Pin, std::vector<JobName>> reads_;
-  std::unordered_map<Id128, std::size_t> reads_of_;  ///< By reader.
+  std::unordered_map<Id128, std::size_t> reads_of_;  ///< By the reader's connection.
   std::size_t listed_ = 0;                           ///< Pages of all jobs.
   Stats counted_;
 };

@@ -93,7 +93,8 @@ std::vector<InstanceInfo> Admin::instances() const {
       const OfferedMemory* const memory = direct_.offers().memory_of(rank.connection);
       if (memory == nullptr) continue;
       rank.direct = {.group = memory->group,
-                     .lane = is_on_gpu(*memory) ? "cuda" : "process_vm_readv"};
+                     .lane = is_on_gpu(*memory) ? "cuda" : "process_vm_readv",
+                     .network = memory->network ? memory->network->fabric.backend : ""};
     }
   }
   return list;
@@ -116,7 +117,7 @@ Snapshot Admin::snapshot() const {
   now.ssd = ssd_();
   now.kept = kept_();
   now.prefetches = prefetches_.stats();
-  now.direct = direct_.offers().stats();
+  now.direct = direct_.stats();
   now.journal_readers = routers_.readers();
   now.chains = service_.chains().stats();
   return now;

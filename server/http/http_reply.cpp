@@ -154,6 +154,7 @@ nlohmann::json to_json(const InstanceInfo& info) {
     if (!info.kinds.kinds.empty()) ranks.back()["page_bytes_by_kind"] = rank.page_bytes;
     if (rank.direct) {
       ranks.back()["direct"] = {{"group", rank.direct->group}, {"lane", rank.direct->lane}};
+      if (!rank.direct->network.empty()) ranks.back()["direct"]["network"] = rank.direct->network;
     }
     add_engine(ranks.back(), rank.engine);
     if (rank.engine) {

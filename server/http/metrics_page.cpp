@@ -478,11 +478,20 @@ void direct_reads(MetricsPage& page, const DirectStats& direct) {
              number(direct.sources));
   page.gauge("direct_gpu_workers", "Those of them whose memory is on a GPU",
              number(direct.gpu_sources));
+  page.gauge("direct_network_workers", "Those of them whose memory engines of other nodes may read",
+             number(direct.far_sources));
+  page.gauge("direct_waits", "Calls of workers that wait for the next blocks of a prompt",
+             number(direct.waits));
   page.gauge("direct_offered_blocks", "Blocks that may be read there while they are saved",
              number(direct.blocks));
   page.gauge("direct_reads", "Reads of such blocks in flight", number(direct.reads));
   page.counter("direct_reads_total", "Reads of such blocks that began", direct.begun);
   page.counter("direct_read_blocks_total", "Blocks of these reads", direct.read_blocks);
+  page.counter(
+      "direct_far_reads_total",
+      "Reads by workers of this node out of the memory of workers of other nodes that began",
+      direct.far_begun);
+  page.counter("direct_far_read_blocks_total", "Blocks of these reads", direct.far_blocks);
 }
 
 void peer_reads(MetricsPage& page, const Snapshot& now, const NodesReport& nodes) {

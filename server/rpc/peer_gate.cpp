@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/rpc_error.h"
+#include "server/direct/peer_offers.h"
 #include "server/ssd/staging.h"
 
 namespace pegaflow::server {
@@ -165,14 +166,72 @@ class PeerImpl final : public wire::Peer::Server {
     auto fulfiller =
         std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(kj::mv(answered.fulfiller));
     const JobId job = read_job(params.getJob());
+    const auto until = params.getBegun() ? JobWaits::Until::kBegun : JobWaits::Until::kOver;
     context_.service.await_job_for(
         connection_, job, std::chrono::milliseconds(params.getMilliseconds()),
-        [fulfiller](Result<void> result) { (*fulfiller)->fulfill(std::move(result)); });
+        [fulfiller](Result<void> result) { (*fulfiller)->fulfill(std::move(result)); }, until);
     context_.background.poke();  // A deadline to keep.
-    return answered.promise.then([this, call, name = job.scheduler](Result<void>&& result) mutable {
-      write_reached({.ended = kj::mv(result), .up_to = context_.service.jobs_reached(name)},
+    return answered.promise.then([this, call, name = job.scheduler,
+                                  until](Result<void>&& result) mutable {
+      write_reached({.ended = kj::mv(result), .up_to = context_.service.jobs_reached(name, until)},
                     call.getResults());
     });
+  }
+
+  kj::Promise<void> offered(OfferedContext call) override {
+    ++context_.counters.locates;
+    const auto params = call.getParams();
+    const auto space = read_bytes32(params.getSpace());
+    const auto keys = read_keys(params.getKeys(), context_.keys);
+    auto results = call.getResults(capnp::MessageSize{16, 0});
+    // As a lookup it has no error on the wire: an invalid request finds nothing.
+    const auto readers = read_readers(params.getReaders());
+    if (space && keys && readers && meets(*space, params.getEpoch())) {
+      const PeerOffer offer = context_.offers.offered(*space, *keys, *readers);
+      results.setSealed(static_cast<std::uint32_t>(offer.sealed));
+      results.setOffered(static_cast<std::uint32_t>(offer.offered));
+    }
+    if (space) write_epoch(context_.service.epochs().of(*space), results.initEpoch());
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> openNext(OpenNextContext call) override {
+    const auto params = call.getParams();
+    const auto space = read_bytes32(params.getSpace());
+    auto opened = space.and_then([&](const Bytes32& name) -> Result<PeerOffers::Call> {
+      PEGA_TRY_LET(const auto keys, read_keys(params.getKeys(), context_.keys));
+      PEGA_TRY_LET(PeerQuestion question, read_question(params));
+      if (keys.empty()) return fail(Errc::kInvalidArgument, "openNext without a key");
+      return PeerOffers::Call{.connection = connection_,
+                              .space = name,
+                              .keys = {keys.begin(), keys.end()},
+                              .question = std::move(question)};
+    });
+    if (!opened) {
+      write_error(opened.error(), call.getResults().initError());
+      return kj::READY_NOW;
+    }
+    if (!meets(*space, params.getEpoch())) {
+      write_epoch(context_.service.epochs().of(*space), call.getResults().initEpoch());
+      return kj::READY_NOW;
+    }
+    return context_.offers.open_next(std::move(*opened))
+        .then([this, call, space = *space](Result<PeerPiece>&& piece) mutable {
+          auto results = call.getResults();
+          // It may have been reset meanwhile: then the reader discards the answer, and ends the
+          // read.
+          write_epoch(context_.service.epochs().of(space), results.initEpoch());
+          if (piece) {
+            write_piece(*piece, results);
+          } else {
+            write_error(piece.error(), results.initError());
+          }
+        });
+  }
+
+  kj::Promise<void> endRead(EndReadContext call) override {
+    context_.offers.end_read(connection_, call.getParams().getRead());
+    return kj::READY_NOW;
   }
 
  private:
@@ -399,6 +458,7 @@ RpcServer::Service peer_service(PeerContext& context) {
               [&context](const Id128& connection) {
                 context.entered.erase(connection);
                 context.watches.left(connection);
+                context.offers.left(connection);
                 context.service.peer_left(connection);
                 if (context.staging != nullptr) context.staging->peer_left(connection);
               },

@@ -22,6 +22,7 @@
 
 namespace pegaflow::server {
 
+class PeerOffers;
 class Staging;
 
 /// The state that all connections of peers share; all of it outlives them.
@@ -33,6 +34,7 @@ struct PeerContext {
   const cluster::OwnNode& own;
   const Clock& clock;          ///< The store's and the fabrics'.
   Staging* staging = nullptr;  ///< Null: this node has no disks.
+  PeerOffers& offers;
 
   PeerGateCounters counters{};
   TimePoint lent_until{};  ///< End of the pool's loan on all lanes.

@@ -106,14 +106,23 @@ class SessionImpl final : public wire::Session::Server {
       results.setComplete(found->complete);
     }
     if (found && found->complete && found->blocks != keys.size()) {
-      const std::size_t offered = context_.direct.offered(connection_, keys.subspan(found->blocks));
+      const std::span<const BlockKey> beyond = keys.subspan(found->blocks);
+      const std::size_t offered = context_.direct.offered(connection_, beyond);
       results.setOffered(static_cast<std::uint32_t>(offered));
-      KJ_IF_MAYBE (reach, fetches_.reach(connection_, keys.subspan(found->blocks),
-                                         hints_of(call.getParams()))) {
-        return reach->then(
-            [this, call, measured, found, keys = std::vector<BlockKey>(keys.begin(), keys.end())](
-                std::size_t reachable) mutable {
-              call.getResults().setReachable(static_cast<std::uint32_t>(reachable));
+      auto reach = fetches_.reach(connection_, beyond, hints_of(call.getParams()));
+      auto there =
+          context_.direct.offered_at(prefill_node_of(call.getParams()), connection_, beyond);
+      if (reach != nullptr || there != nullptr) {
+        return both_of(kj::mv(reach), kj::mv(there))
+            .then([this, call, measured, found, offered,
+                   keys = std::vector<BlockKey>(keys.begin(), keys.end())](
+                      const Beyond& elsewhere) mutable {
+              const std::size_t reachable = elsewhere.reachable;
+              const std::size_t most = std::max(offered, elsewhere.readable);
+              auto answer = call.getResults();
+              answer.setReachable(static_cast<std::uint32_t>(reachable));
+              answer.setOffered(
+                  static_cast<std::uint32_t>(most > reachable ? most - reachable : 0));
               service_.note_lookup(connection_, keys, found->blocks, reachable);
               return finish(measured, found);
             });
@@ -485,12 +494,14 @@ class SessionImpl final : public wire::Session::Server {
       return JobsReached{.ended =
                              fail(Errc::kGone, "job {} belongs to another server", job.number)};
     }
-    if (until == JobWaits::Until::kBegun) {
-      return JobsReached{
-          .ended =
-              fail(Errc::kRefused, "the begin of job {} is known to another server", job.number)};
+    const bool begun = until == JobWaits::Until::kBegun;
+    if (begun && !context_.direct.may_read_from(server, connection_)) {
+      return JobsReached{.ended = fail(Errc::kRefused,
+                                       "job {} is one of another node, whose engines' memory this "
+                                       "engine cannot read",
+                                       job.number)};
     }
-    return peers_->await_job(server, job, patience);
+    return peers_->await_job(server, job, patience, begun);
   }
 
   template <typename T>

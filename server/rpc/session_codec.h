@@ -69,6 +69,28 @@ inline FetchHints hints_of(const wire::Keys::Reader& keys) {
   return hints;
 }
 
+/// The node of the engine that computes the prompt; none if the call does not name one.
+inline Id128 prefill_node_of(const wire::Keys::Reader& keys) {
+  return keys.hasPrefillNode() ? read_id(keys.getPrefillNode()) : Id128{};
+}
+
+/// What a lookup finds beyond the blocks of this node.
+struct Beyond {
+  std::size_t reachable = 0;  ///< That another node has.
+  std::size_t readable = 0;   ///< That another node has or its workers offer.
+};
+inline kj::Promise<Beyond> both_of(kj::Maybe<kj::Promise<std::size_t>>&& reachable,
+                                   kj::Maybe<kj::Promise<std::size_t>>&& readable) {
+  kj::Promise<std::size_t> first = std::size_t{0};
+  KJ_IF_MAYBE (each, reachable) first = kj::mv(*each);
+  kj::Promise<std::size_t> second = std::size_t{0};
+  KJ_IF_MAYBE (each, readable) second = kj::mv(*each);
+  return first.then([second = kj::mv(second)](std::size_t one) mutable {
+    return second.then(
+        [one](std::size_t other) { return Beyond{.reachable = one, .readable = other}; });
+  });
+}
+
 /// Errors: kInvalidArgument for keys that are not 8 bytes each, or too many.
 inline Result<PromptChain> read_chain(const wire::Session::ReportChainParams::Reader& params) {
   const auto bytes = params.getKeys();

@@ -408,6 +408,53 @@ TEST_SUITE("codec") {
     CHECK(read_back().error().code == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("memory with a network has a part for this node and one for others") {
+    OfferedMemory memory{
+        .group = "pd",
+        .blocks = 100,
+        .segments =
+            {{.base = 1 << 20, .stride = 128, .bytes = 64, .handle = {}, .region = RegionId{3}},
+             {.base = 1 << 21,
+              .stride = 128,
+              .bytes = 64,
+              .handle = {},
+              .region = RegionId{3},
+              .offset = 4096}},
+        .guards = 8};
+    memory.network.emplace(OfferedMemory::Network{
+        .fabric =
+            {.backend = "ucx",
+             .incarnation = Id128{1, 2},
+             .address = {std::byte{7}},
+             .regions = {{.region = RegionId{3}, .size_bytes = 1 << 16, .key = {std::byte{8}}},
+                         {.region = RegionId{4}, .size_bytes = 64}}},
+        .guards = RegionId{4}});
+    const auto read_back = [&](const OfferedMemory& sent) {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::DirectMemory>();
+      write_memory(sent, builder);
+      return read_memory(builder);
+    };
+    CHECK(read_back(memory).value() == memory);
+    const OfferedMemory here = memory.for_this_node();
+    CHECK_FALSE(here.network);
+    CHECK(here.segments[1].base == 1 << 21);
+    CHECK(here.segments[1].offset == 0);
+    CHECK(read_back(here).value() == here);
+    const OfferedMemory there = memory.for_other_nodes();
+    CHECK(there.network == memory.network);
+    CHECK(there.segments[1].base == 0);
+    CHECK(there.segments[1].offset == 4096);
+
+    memory.segments[1].region = RegionId{5};
+    CHECK(read_back(memory).error().detail ==
+          "direct memory in region 5, which its fabric does not have");
+    memory.segments[1].region = RegionId{3};
+    memory.network->guards = RegionId{6};
+    CHECK(read_back(memory).error().detail ==
+          "direct memory in region 6, which its fabric does not have");
+  }
+
   TEST_CASE("a handle of another size is rejected") {
     capnp::MallocMessageBuilder message;
     auto builder = message.initRoot<wire::DirectMemory>();

@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include "capnp/wire/codec.h"
+#include "capnp/wire/peer_direct.h"
 
 namespace pegaflow::testing {
 namespace {
@@ -30,6 +31,64 @@ FabricDescriptor lane_with(std::string backend, std::vector<RegionDescriptor> re
 }
 
 TEST_SUITE("peer codec") {
+  TEST_CASE(
+      "a question for blocks in the memory of workers is read back, with a limit of its wait") {
+    const PeerQuestion question{.reader = {.group = "pd", .shard = 3},
+                                .read = 77,
+                                .patience = std::chrono::milliseconds(250),
+                                .known = {5, 6},
+                                .pool_only = true};
+    Made<wire::Peer::OpenNextParams> made;
+    write_question(question, made.root);
+    const PeerQuestion read = read_question(made.root).value();
+    CHECK(read.reader.group == "pd");
+    CHECK(read.reader.shard == 3);
+    CHECK(read.read == 77);
+    CHECK(read.patience == std::chrono::milliseconds(250));
+    CHECK(read.known == std::vector<std::uint64_t>{5, 6});
+    CHECK(read.pool_only);
+    made.root.setMilliseconds(3'600'000);
+    CHECK(read_question(made.root).value().patience == kLongestPeerOpen);
+    made.root.getReader().setGroup("");
+    CHECK(read_question(made.root).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE(
+      "a piece of another node's memory is read back unless its counts contradict each other") {
+    PeerPiece piece{.blocks = {7, 8, 9}, .guards = {{1, 11, 2}, {2, 12, 1}}, .source = 4};
+    const auto read_back = [&](std::size_t asked) {
+      Made<wire::Peer::OpenNextResults> made;
+      write_piece(piece, made.root);
+      return read_piece(made.root, asked);
+    };
+    const PeerPiece read = read_back(3).value();
+    CHECK(read.blocks == piece.blocks);
+    CHECK(read.guards[1].place == 2);
+    CHECK(read.guards[1].value == 12);
+    CHECK(read.guards[1].blocks == 1);
+    CHECK(read.source == 4);
+    CHECK_FALSE(read.memory);
+    const auto contradicts = [&](std::size_t asked) {
+      return read_back(asked).error().code == Errc::kInternal;
+    };
+    CHECK(contradicts(2));  // More blocks than keys.
+    piece.guards[1].blocks = 2;
+    CHECK(contradicts(3));
+    piece.guards[1].blocks = 1;
+    piece.source = 0;
+    CHECK(contradicts(3));
+    piece = {.sealed = 4};
+    CHECK(contradicts(3));
+    CHECK(read_back(4).value().sealed == 4);
+    // Memory of this host, which a reader of another one cannot use.
+    piece = {.blocks = {1},
+             .guards = {{1, 11, 1}},
+             .source = 4,
+             .memory = OfferedMemory{
+                 .group = "pd", .blocks = 8, .segments = {{.stride = 8, .bytes = 8}}, .guards = 1}};
+    CHECK(contradicts(1));
+  }
+
   TEST_CASE("a fabric is read back unchanged") {
     const FabricDescriptor fabric{
         .backend = "tcp",
@@ -60,7 +119,7 @@ TEST_SUITE("peer codec") {
       REQUIRE_FALSE(read);
       return read.error().code;
     };
-    CHECK(code([](auto& root) { root.initRegions(65); }) == Errc::kInvalidArgument);
+    CHECK(code([](auto& root) { root.initRegions(513); }) == Errc::kInvalidArgument);
     CHECK(code([](auto& root) { root.initAddress(65537); }) == Errc::kInvalidArgument);
     CHECK(code([](auto& root) { root.initBackend(65); }) == Errc::kInvalidArgument);
     CHECK(code([](auto& root) { root.initRegions(1)[0].initKey(65537); }) ==

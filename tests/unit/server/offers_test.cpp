@@ -3,6 +3,8 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,7 +50,19 @@ struct Fixture {
   }
   auto read(std::uint64_t first, std::size_t count, std::uint64_t pin = 1,
             const Id128& reader = kReader) {
-    return offers.begin_read(reader, kSpace, keys(first, count), pin);
+    return read_space(kSpace, first, count, pin, reader);
+  }
+  std::optional<Offers::Found> read_space(engine::SpaceId space, std::uint64_t first,
+                                          std::size_t count, std::uint64_t pin = 1,
+                                          const Id128& reader = kReader) {
+    const auto worker = offers.reader(reader);
+    if (!worker) return std::nullopt;
+    return offers.begin_read(reader, *worker, space, keys(first, count), pin);
+  }
+  [[nodiscard]] std::vector<Offers::Reader> readers(std::span<const Id128> connections) const {
+    std::vector<Offers::Reader> workers;
+    for (const Id128& each : connections) workers.push_back(offers.reader(each).value());
+    return workers;
   }
   Offers offers;
 };
@@ -88,7 +102,7 @@ TEST_CASE("a worker reads no blocks of another group, shard or generation, or it
   CHECK_FALSE(f.read(0, 1, 1, kNeighbor));
   CHECK_FALSE(f.read(0, 1, 1, kWriter));
   CHECK_FALSE(f.read(0, 1, 1, Id128{8, 8}));
-  CHECK_FALSE(f.offers.begin_read(kReader, engine::SpaceId{6}, keys(0, 1), 1));
+  CHECK_FALSE(f.read_space(engine::SpaceId{6}, 0, 1));
 }
 
 TEST_CASE("a key that the job does not save is not offered") {
@@ -155,13 +169,12 @@ TEST_CASE("a lookup counts the blocks that all ranks of its engine could read") 
   f.add(kWriterOfSecond, "g", 1);
   REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
   const std::vector<Id128> ranks = {kReader, kSecond};
-  CHECK(f.offers.count(ranks, kSpace, keys(0, 4)) == 0);
+  CHECK(f.offers.count(f.readers(ranks), kSpace, keys(0, 4)) == 0);
   REQUIRE(f.offer(kWriterOfSecond, 1, 0, {50}));
-  CHECK(f.offers.count(ranks, kSpace, keys(0, 4)) == 1);
-  CHECK(f.offers.count(std::span(ranks).first(1), kSpace, keys(0, 4)) == 2);
+  CHECK(f.offers.count(f.readers(ranks), kSpace, keys(0, 4)) == 1);
+  CHECK(f.offers.count(f.readers(std::span(ranks).first(1)), kSpace, keys(0, 4)) == 2);
   CHECK(f.offers.count({}, kSpace, keys(0, 4)) == 0);
-  const std::vector<Id128> unknown = {kReader, Id128{}};
-  CHECK(f.offers.count(unknown, kSpace, keys(0, 4)) == 0);
+  CHECK_FALSE(f.offers.reader(Id128{}));
 }
 
 TEST_CASE("an offer that is repeated changes nothing, and one under another guard is refused") {
@@ -192,7 +205,7 @@ TEST_CASE("blocks that are pending are offered, and read once they are ready") {
   REQUIRE(f.offers.offer(kWriter, job(2), kSpace, keys(2, 2), later, {false, false},
                          {.place = 4, .value = 78}, true));
   const std::vector<Id128> readers = {kReader};
-  CHECK(f.offers.count(readers, kSpace, keys(0, 6)) == 4);
+  CHECK(f.offers.count(f.readers(readers), kSpace, keys(0, 6)) == 4);
   CHECK(f.read(0, 4)->blocks == std::vector<std::uint32_t>{10, 11});
   CHECK_FALSE(f.read(2, 2, 2));
 
@@ -231,6 +244,31 @@ TEST_CASE("an offer that does not fit the registered memory is refused") {
             .error()
             .detail == "reserve: 1 blocks for 2 keys");
   CHECK(f.offers.stats().blocks == 0);
+}
+
+TEST_CASE("a worker of another node reads only memory with a network") {
+  Fixture f;
+  constexpr Id128 kNode{7, 7};
+  const Offers::Reader reader{.group = "g", .shard = 0, .is_there = true};
+  REQUIRE(f.offer(kWriter, 1, 0, {10, 11}));
+  CHECK(f.offers.count(std::span(&reader, 1), kSpace, keys(0, 2)) == 0);
+  CHECK_FALSE(f.offers.begin_read(kNode, reader, kSpace, keys(0, 2), 5));
+
+  OfferedMemory memory{.group = "g", .blocks = 100, .segments = {{.bytes = 8}}, .guards = 8};
+  memory.network.emplace();
+  f.offers.add(kOther, 0, memory, {}, {});
+  REQUIRE(f.offer(kOther, 2, 4, {20, 21}));
+  CHECK(f.offers.count(std::span(&reader, 1), kSpace, keys(4, 3)) == 2);
+  const auto found = f.offers.begin_read(kNode, reader, kSpace, keys(4, 3), 5);
+  REQUIRE(found);
+  CHECK(found->blocks == std::vector<std::uint32_t>{20, 21});
+  CHECK(f.offers.is_read(kOther, job(2)));
+  CHECK(f.offers.stats().far_sources == 1);
+
+  // Its connection ends all of its reads.
+  f.offers.remove(kNode);
+  CHECK_FALSE(f.offers.is_read(kOther, job(2)));
+  CHECK(f.offers.stats().reads == 0);
 }
 
 }  // namespace
