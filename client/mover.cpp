@@ -132,6 +132,8 @@ class Mover::Impl {
     // The thread takes commands until it ends, so room becomes free soon.
     while (!state_.commands.try_send(MoverCommand{})) std::this_thread::yield();
     thread_.join();
+    // No peer of another host reads the guards, or the engine's memory, from here on.
+    state_.device.unshare();
     if (state_.board.state() != LinkState::kRetired)
       state_.board.set(LinkState::kRetired, "closed");
   }
@@ -375,7 +377,8 @@ Result<void> Mover::load(std::uint64_t load, const Id128& token, std::span<const
 }
 
 Result<void> Mover::load_following(std::uint64_t load, std::span<const BlockKey> keys,
-                                   std::span<const std::uint32_t> blocks, Duration patience) {
+                                   std::span<const std::uint32_t> blocks, Duration patience,
+                                   const Id128& node) {
   if (impl_->state().options.direct_group.empty()) {
     return fail(Errc::kRefused, "load_following: the mover has no direct_group");
   }
@@ -387,6 +390,7 @@ Result<void> Mover::load_following(std::uint64_t load, std::span<const BlockKey>
   accepted.id = load;
   accepted.keys.assign(keys.begin(), keys.end());
   accepted.patience = patience;
+  accepted.node = node;
   accepted.parts.push_back({.count = keys.size(), .blocks = {blocks.begin(), blocks.end()}});
   return impl_->accept(std::move(accepted));
 }

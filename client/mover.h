@@ -110,11 +110,13 @@ class Mover {
   /// that has computed them. `patience`: the longest wait, from now on, for blocks that neither
   /// has; the rest has failed then, with kTimeout. What the other engine may have overwritten
   /// before it was read does not count, and is loaded once it is saved. follow() never returns such
-  /// a load.
+  /// a load. `node`: the incarnation of the server of the other engine, if that may be another one:
+  /// its blocks are then read over the network, or through the pools of both nodes.
   /// Errors: as save(); kRefused without a direct group, or with a server that lacks the feature;
   /// kInvalidArgument too for a negative patience.
   Result<void> load_following(std::uint64_t load, std::span<const BlockKey> keys,
-                              std::span<const std::uint32_t> blocks, Duration patience);
+                              std::span<const std::uint32_t> blocks, Duration patience,
+                              const Id128& node = {});
 
   /// Cancels a load: no further page is copied. The load is still reported.
   void cancel_load(std::uint64_t load);

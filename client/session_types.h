@@ -52,6 +52,7 @@ struct SessionCompute {
 struct SessionHints {
   std::vector<Id128> nodes{};  ///< Incarnations, 8 at most; asked first instead of all.
   bool no_nodes = false;       ///< Blocks of other nodes are not wanted.
+  Id128 prefill_node{};        ///< That of the engine that computes the prompt, for lookups.
 };
 
 /// Entries about the blocks of the session's namespace, one per key.

@@ -40,6 +40,10 @@ class Guards {
   [[nodiscard]] std::uint32_t count() const noexcept {
     return static_cast<std::uint32_t>(words_.size());
   }
+  /// The array.
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+    return std::as_writable_bytes(words_);
+  }
 
   /// Opens a free guard, with a value that no guard has had.
   [[nodiscard]] std::optional<Guard> open();

@@ -77,12 +77,24 @@ PeerMemory peer_memory(const OfferedMemory& offered) {
     memory.segments.push_back({base, segment.stride, segment.bytes});
     if (segment.handle) memory.handles.push_back(*segment.handle);
   }
+  if (!offered.network) return memory;
+  memory.network.emplace(NetworkMemory{
+      .fabric = offered.network->fabric, .segments = {}, .guards = offered.network->guards});
+  for (const OfferedMemory::Segment& segment : offered.segments) {
+    memory.network->segments.push_back({.region = segment.region, .offset = segment.offset});
+  }
   return memory;
 }
 
 /// Takes the descriptors of a new engine and enters it.
 kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
                                           kj::Own<NewSource>&& added) {
+  if (added->memory.network) {
+    Result<void> has =
+        sources.add_far(piece.source, peer_memory(added->memory), added->memory.guards);
+    if (!has) piece.unreadable = std::move(has.error());
+    return Result<NextPiece>(std::move(piece));
+  }
   kj::Promise<UniqueFd> guards = descriptor_of(added->guards);
   kj::Promise<UniqueFd> process = descriptor_of(added->process);
   return guards.then([&sources, piece = std::move(piece), added = kj::mv(added),
@@ -114,6 +126,7 @@ kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const Next
       std::chrono::ceil<std::chrono::milliseconds>(question.patience).count()));
   write_numbers(std::span(known), request.initKnown(static_cast<unsigned>(known.size())));
   request.setPoolOnly(question.pool_only);
+  if (!question.node.is_none()) write_id(question.node, request.initNode());
   return link
       .call(kj::mv(request), question.patience + deadline, "open_next",
             [](auto& response) { return read_answer(response); })

@@ -10,6 +10,7 @@
 #include "base/block_key.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/id128.h"
 #include "client/direct/sources.h"
 #include "client/link.h"
 
@@ -35,6 +36,7 @@ struct NextQuestion {
   std::span<const BlockKey> keys;
   Duration patience{};     ///< At most kLongestNextWait.
   bool pool_only = false;  ///< No other engine's memory.
+  Id128 node{};            ///< That of the engine that computes the prompt; none: not known.
 };
 
 /// The server's limit.

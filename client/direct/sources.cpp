@@ -39,9 +39,13 @@ std::vector<Sources::Source>::iterator Sources::erase(std::vector<Source>::itera
   return sources_.erase(source);
 }
 
+bool Sources::has_ended(const Source& source) {
+  return source.process.get() >= 0 && has_process_ended(source.process.get());
+}
+
 void Sources::forget_ended() {
   for (auto source = sources_.begin(); source != sources_.end();) {
-    if (source->reads == 0 && has_process_ended(source->process.get())) {
+    if (source->reads == 0 && has_ended(*source)) {
       source = erase(source);
     } else {
       ++source;
@@ -69,25 +73,51 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
     add_unreadable(source, std::move(process), error);
     return tl::unexpected<Error>(std::move(error));
   }
-  const std::uint64_t peer = ++last_peer_;
   memory.process = process.get();
-  if (Result<void> added = device_.add_peer(peer, memory); !added) {
+  memory.network.reset();
+  const Result<Source*> added = add_readable(source, memory, guard_count);
+  if (!added) {
     // An engine that has ended, or a device that is not attached, is not asked for again.
     if (added.error().code != Errc::kGone) {
       add_unreadable(source, std::move(process), added.error());
     }
-    return added;
+    return tl::unexpected<Error>(added.error());
   }
-  Source& entry = sources_.emplace_back();
-  entry.id = source;
-  entry.peer = peer;
-  entry.block_count = memory.block_count;
+  Source& entry = **added;
   entry.process = std::move(process);
   entry.guards = std::move(*mapped);
   if (watch_) entry.watch = watch_(entry.process.get());
   kLog.info("blocks are read out of the memory of another engine engine={} lane={} blocks={}",
             source, memory.handles.empty() ? "process_vm_readv" : "cuda", entry.block_count);
   return {};
+}
+
+Result<void> Sources::add_far(std::uint64_t source, const PeerMemory& memory,
+                              std::uint32_t guard_count) {
+  if (knows(source)) return {};
+  PEGA_TRY(make_room());
+  const Result<Source*> added = add_readable(source, memory, guard_count);
+  if (!added) {
+    if (added.error().code != Errc::kGone) add_unreadable(source, UniqueFd(), added.error());
+    return tl::unexpected<Error>(added.error());
+  }
+  Source& entry = **added;
+  entry.is_far = true;
+  kLog.info("blocks are read out of the memory of another engine engine={} lane={} blocks={}",
+            source, memory.network->fabric.backend, entry.block_count);
+  return {};
+}
+
+Result<Sources::Source*> Sources::add_readable(std::uint64_t source, const PeerMemory& memory,
+                                               std::uint32_t guard_count) {
+  const std::uint64_t peer = ++last_peer_;
+  PEGA_TRY(device_.add_peer(peer, memory));
+  Source& entry = sources_.emplace_back();
+  entry.id = source;
+  entry.peer = peer;
+  entry.block_count = memory.block_count;
+  entry.guard_count = guard_count;
+  return &entry;
 }
 
 void Sources::add_unreadable(std::uint64_t source, UniqueFd process, const Error& why) {
@@ -107,8 +137,8 @@ Result<void> Sources::make_room() {
   return {};
 }
 
-Result<std::uint64_t> Sources::begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
-                                     std::span<const BlockGuard> guards) {
+Result<Sources::Reading> Sources::begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
+                                        std::span<const BlockGuard> guards) {
   const auto found = std::ranges::find(sources_, source, &Source::id);
   if (found == sources_.end()) return fail(Errc::kGone, "engine {} is not known", source);
   if (found->is_unreadable) {
@@ -117,9 +147,9 @@ Result<std::uint64_t> Sources::begin(std::uint64_t source, std::span<const std::
   std::uint64_t guarded = 0;
   for (const BlockGuard& one : guards) {
     guarded += one.blocks;
-    if (one.blocks == 0 || one.guard.place >= found->guards.count() || one.guard.value == 0) {
+    if (one.blocks == 0 || one.guard.place >= found->guard_count || one.guard.value == 0) {
       return fail(Errc::kInternal, "guard {} of {} with value {} for {} blocks", one.guard.place,
-                  found->guards.count(), one.guard.value, one.blocks);
+                  found->guard_count, one.guard.value, one.blocks);
     }
   }
   const bool exist =
@@ -129,15 +159,28 @@ Result<std::uint64_t> Sources::begin(std::uint64_t source, std::span<const std::
                 blocks.size(), guarded, found->block_count);
   }
   ++found->reads;
+  Reading reading{.peer = found->peer};
+  if (found->is_far) {
+    for (const BlockGuard& one : guards) reading.guards.push_back(one.guard.place);
+  }
   std::rotate(found, found + 1, sources_.end());
-  return sources_.back().peer;
+  return reading;
 }
 
-std::size_t Sources::end(std::uint64_t source, std::span<const BlockGuard> guards) {
+std::size_t Sources::end(std::uint64_t source, std::span<const BlockGuard> guards,
+                         std::span<const std::uint64_t> values) {
   Source* const found = find(source);
   PEGA_ASSERT(found != nullptr && found->reads != 0, "engine {} is not being read", source);
   --found->reads;
   std::size_t good = 0;
+  if (found->is_far) {
+    // A process that has ended answers no read of its guards.
+    for (std::size_t i = 0; i < std::min(guards.size(), values.size()); ++i) {
+      if (values[i] != guards[i].guard.value) break;
+      good += guards[i].blocks;
+    }
+    return good;
+  }
   for (const BlockGuard& one : guards) {
     if (!found->guards.is_open(one.guard)) break;
     good += one.blocks;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Other engines of this host whose memory a mover reads.
+/// Other engines whose memory a mover reads.
 
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +54,9 @@ class Sources {
   [[nodiscard]] std::vector<std::uint64_t> known();
   [[nodiscard]] bool knows(std::uint64_t source) const { return find(source) != nullptr; }
 
+  /// Adds an engine of another host, with memory that has a network. Errors: as below, but for
+  /// those of its guards and its process.
+  Result<void> add_far(std::uint64_t source, const PeerMemory& memory, std::uint32_t guard_count);
   /// Adds an engine. `memory.process` is ignored; an engine that it has already stays as it is.
   /// Errors: kRefused when its memory or its guards cannot be used, and then it is remembered as
   /// unreadable; kGone when its process has ended or the device is not attached; kBusy when kMost
@@ -61,14 +64,21 @@ class Sources {
   Result<void> add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
                    std::uint32_t guard_count);
 
-  /// Begins to read `blocks` of an engine under `guards`, and returns its name at the device.
+  /// A read that has begun.
+  struct Reading {
+    std::uint64_t peer = 0;  ///< The engine's name at the device.
+    /// The places of the guards that the device has to read after the blocks; none on this host.
+    std::vector<std::uint32_t> guards{};
+  };
+  /// Begins to read `blocks` of an engine under `guards`.
   /// Errors: kGone for an unknown engine, kRefused for an unreadable one, kInternal when the guards
   /// do not cover the blocks or a block or a guard does not exist.
-  Result<std::uint64_t> begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
-                              std::span<const BlockGuard> guards);
-  /// Ends it after the last copy. Returns how many of the leading blocks have had their content all
-  /// the time.
-  std::size_t end(std::uint64_t source, std::span<const BlockGuard> guards);
+  Result<Reading> begin(std::uint64_t source, std::span<const std::uint32_t> blocks,
+                        std::span<const BlockGuard> guards);
+  /// Ends it after the last copy. `values` are those of Reading::guards, as the device has read
+  /// them. Returns how many of the leading blocks have had their content all the time.
+  std::size_t end(std::uint64_t source, std::span<const BlockGuard> guards,
+                  std::span<const std::uint64_t> values = {});
   /// The device has found that it cannot read the engine's memory.
   void refuse(std::uint64_t source, const Error& why);
 
@@ -83,16 +93,22 @@ class Sources {
     std::uint64_t id = 0;    ///< The server's name for it.
     std::uint64_t peer = 0;  ///< Its name at the device; 0: not there.
     std::uint64_t block_count = 0;
-    UniqueFd process;
+    UniqueFd process;  ///< Empty: on another host.
     std::shared_ptr<void> watch;
-    PeerGuards guards;
+    PeerGuards guards;  ///< Those on this host.
+    std::uint32_t guard_count = 0;
+    bool is_far = false;    ///< On another host.
     std::size_t reads = 0;  ///< Pieces in flight.
     bool is_unreadable = false;
   };
+  /// Whether it is on this host and its process has ended.
+  [[nodiscard]] static bool has_ended(const Source& source);
   [[nodiscard]] const Source* find(std::uint64_t source) const;
   [[nodiscard]] Source* find(std::uint64_t source);
   std::vector<Source>::iterator erase(std::vector<Source>::iterator source);
   void add_unreadable(std::uint64_t source, UniqueFd process, const Error& why);
+  Result<Source*> add_readable(std::uint64_t source, const PeerMemory& memory,
+                               std::uint32_t guard_count);
   Result<void> make_room();
 
   Device& device_;

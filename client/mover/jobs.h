@@ -83,6 +83,7 @@ struct LoadJob : MoverJob {
   /// Those of its blocks, if it follows its prefill: then it has one part and no token.
   std::vector<BlockKey> keys{};
   Duration patience{};      ///< The time of such a load, from its acceptance on.
+  Id128 node{};             ///< That of the engine that computes its blocks; none: not known.
   bool pool_next = false;   ///< Its next piece comes from the pool,
   bool pool_only = false;   ///< or all of them do.
   std::uint64_t bytes = 0;  ///< Copied by pieces that have ended.

@@ -172,7 +172,8 @@ void Loads::open_next(const PartId& id) {
   const NextQuestion question{.pin = part.pin,
                               .keys = keys.first(std::min(keys.size(), kKeysPerQuestion)),
                               .patience = std::clamp(left, Duration::zero(), kLongestNextWait),
-                              .pool_only = job.pool_next || job.pool_only};
+                              .pool_only = job.pool_next || job.pool_only,
+                              .node = job.node};
   tasks_.add(ask_next(link_, state_.sources, question, state_.options.link.open_deadline)
                  .then([this, id](Result<NextPiece>&& piece) { on_next(id, std::move(piece)); }));
 }
@@ -241,13 +242,13 @@ std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
 
 void Loads::submit_direct(const PartId& id, std::span<const PageCopies::Page> pages,
                           NextPiece&& piece) {
-  const Result<std::uint64_t> peer = state_.sources.begin(piece.source, piece.blocks, piece.guards);
-  if (!peer && peer.error().code == Errc::kInternal) return drop(id, peer.error());
-  if (!peer) return skip_direct(id, peer.error());
+  Result<Sources::Reading> reading = state_.sources.begin(piece.source, piece.blocks, piece.guards);
+  if (!reading && reading.error().code == Errc::kInternal) return drop(id, reading.error());
+  if (!reading) return skip_direct(id, reading.error());
   LoadPart& part = part_of(id);
   part.source = piece.source;
   part.guards = std::move(piece.guards);
-  submit(id, pages, *peer);
+  submit(id, pages, std::move(*reading));
 }
 
 void Loads::skip_direct(const PartId& id, const Error& why) {
@@ -271,7 +272,7 @@ void Loads::go_on_following(const PartId& id) {
 std::size_t Loads::end_direct(LoadJob& job, LoadPart& part) {
   const std::uint64_t source = std::exchange(part.source, 0);
   // In any case, and before the pin is released: then the other engine may close them.
-  std::size_t guarded = state_.sources.end(source, part.guards);
+  std::size_t guarded = state_.sources.end(source, part.guards, part.copies.guards());
   if (state_.options.mistakes.checks_guards_first) guarded = part.copies.pages();
   const std::size_t good = std::min(guarded, part.copies.good_pages());
   job.direct_bytes += good * state_.kinds[part.kind].page_bytes;
@@ -317,7 +318,8 @@ void Loads::cut(const PartId& id, LoadPace::Cut why) {
                                              part.count - part.done, part.count)});
 }
 
-void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages, std::uint64_t peer) {
+void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages,
+                   Sources::Reading&& reading) {
   LoadJob& job = state_.loads.at(id.ticket);
   LoadPart& part = job.parts[id.index];
   part.phase = LoadPart::Phase::kCopying;
@@ -327,7 +329,7 @@ void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages, st
   note_copying(id.ticket, job);
   part.copies.submit(state_.device, Device::Event::kNow,
                      {.direction = Device::Direction::kLoad, .job = id.ticket, .part = id.index},
-                     state_.batches, peer);
+                     state_.batches, reading.peer, std::move(reading.guards));
   if (part.copies.error()) state_.copying.remove(id.ticket);
   if (part.copies.in_flight() != 0) return start_deadline(id);
   const bool was_direct = part.source != 0;

@@ -86,8 +86,9 @@ class Loads {
   void wait_for_coming(const PartId& id, const Opened& opened);
   /// Ends a part whose remaining blocks would be computed sooner than they arrive.
   void cut(const PartId& id, LoadPace::Cut why);
-  /// `peer`: the device's name for the engine that the piece is read from; 0: the pool.
-  void submit(const PartId& id, std::span<const PageCopies::Page> pages, std::uint64_t peer = 0);
+  /// `reading`: of the engine that the piece is read from; without a peer: the pool.
+  void submit(const PartId& id, std::span<const PageCopies::Page> pages,
+              Sources::Reading&& reading = {});
   /// Starts the deadline of the copies of the current piece.
   void start_deadline(const PartId& id);
   /// Offers the load for early completion if the device gets or has the last piece of every part

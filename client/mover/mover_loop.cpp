@@ -52,6 +52,13 @@ OfferedMemory offered_memory(const MoverOptions& options, const PeerMemory& shar
         memory.segments.emplace_back(reinterpret_cast<std::uintptr_t>(segment.base),
                                      segment.block_stride_bytes, segment.size_bytes);
     if (!shared.handles.empty()) offered.handle = shared.handles[i];
+    if (!shared.network) continue;
+    offered.region = shared.network->segments[i].region;
+    offered.offset = shared.network->segments[i].offset;
+  }
+  if (shared.network) {
+    memory.network.emplace(
+        OfferedMemory::Network{.fabric = shared.network->fabric, .guards = shared.network->guards});
   }
   return memory;
 }
@@ -148,7 +155,8 @@ Registration MoverLoop::registration() const {
 std::optional<OfferedMemory> MoverLoop::offered() const {
   if (state_.guards == nullptr) return std::nullopt;
   const std::string& instance = state_.options.link.instance;
-  const Result<PeerMemory> shared = state_.device.share(state_.kinds.layouts().front());
+  const Result<PeerMemory> shared =
+      state_.device.share(state_.kinds.layouts().front(), state_.guards->bytes());
   const bool is_on_gpu = shared && !shared->handles.empty();
   if (!link_.server_has(kFeatureDirect) || (is_on_gpu && !link_.server_has(kFeaturePending))) {
     kLog.info(

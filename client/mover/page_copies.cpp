@@ -31,11 +31,12 @@ PageCopies::PageCopies(const KindPages& kind, std::span<const std::uint32_t> blo
 }
 
 void PageCopies::submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches,
-                        std::uint64_t peer) {
+                        std::uint64_t peer, std::vector<std::uint32_t> guards) {
   for (owner.member = 0; owner.member < parts_.size(); ++owner.member) {
     Part& part = parts_[owner.member];
-    Result<void> accepted = device.submit(
-        {part.ticket, owner.direction, after, std::move(part.copies), part.layout, peer});
+    Result<void> accepted =
+        device.submit({part.ticket, owner.direction, after, std::move(part.copies), part.layout,
+                       peer, std::exchange(guards, {})});
     if (!accepted) return fail_with(std::move(accepted.error()), device);
     part.in_flight = true;
     ++in_flight_;
@@ -65,6 +66,7 @@ void PageCopies::take(std::size_t member, Device::Completion&& completion, Devic
   --in_flight_;
   part.copied = completion.copied;
   part.checksums = std::move(completion.checksums);
+  if (member == 0) guards_ = std::move(completion.guards);
   if (completion.error) fail_with(std::move(*completion.error), device);
 }
 

@@ -46,9 +46,10 @@ class PageCopies {
 
   /// Hands the batches to the device, and enters them in `batches`, up to the first that the device
   /// rejects; its error is then error(). `owner` is that of the first member. `peer`: the device's
-  /// name for the engine in whose memory the pages are; 0: they are in the pool.
+  /// name for the engine in whose memory the pages are; 0: they are in the pool. `guards`: as
+  /// Device::Batch, with the first member's batch.
   void submit(Device& device, Device::Event after, BatchOwner owner, Batches& batches,
-              std::uint64_t peer = 0);
+              std::uint64_t peer = 0, std::vector<std::uint32_t> guards = {});
   /// Cancels the batches that are in flight.
   void cancel(Device& device) const;
   /// Takes the completion of a member's batch. Stops on one that does not fit it.
@@ -65,6 +66,8 @@ class PageCopies {
   [[nodiscard]] std::vector<std::uint64_t> checksums() const;
   /// The same for each cell of each page, and for each page that is not cut into cells.
   [[nodiscard]] std::vector<std::uint64_t> checksums_of_shards() const;
+  /// The values of the guards, as in the completion of the first member's batch.
+  [[nodiscard]] const std::vector<std::uint64_t>& guards() const noexcept { return guards_; }
   /// Why not all pages were copied.
   [[nodiscard]] const std::optional<Error>& error() const noexcept { return error_; }
 
@@ -88,6 +91,7 @@ class PageCopies {
   bool is_cut_ = false;  ///< The parts are cells.
   bool wants_checksums_ = false;
   std::size_t in_flight_ = 0;
+  std::vector<std::uint64_t> guards_;
   std::optional<Error> error_;
 };
 

@@ -79,6 +79,7 @@ SessionBoundaries read_boundaries(wire::Session::BoundariesResults::Reader answe
 
 void write_hints(const SessionHints& hints, wire::Keys::Builder keys) {
   keys.setNoNodes(hints.no_nodes);
+  if (!hints.prefill_node.is_none()) write_id(hints.prefill_node, keys.initPrefillNode());
   if (hints.nodes.empty()) return;
   auto nodes = keys.initNodes(static_cast<unsigned>(hints.nodes.size()));
   for (unsigned i = 0; i < nodes.size(); ++i) write_id(hints.nodes[i], nodes[i]);
