@@ -13,6 +13,10 @@ router that sends both legs at once to it. For each decode engine the run notes 
 for a request, and how many steps a second it made while it waited. If the option is
 pegaflow.direct_group, the prefill engine has it too, and the target is half of the time that both
 legs at once add to the prefill without it.
+
+With --nodes 2 the prefill engine and the decode engines have a server each. Blocks cross between
+them over UCX on TCP of the loopback device: --beside pegaflow.direct_group=NAME then reads them out
+of the prefill engine's memory over the same.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import random
 import shutil
 import statistics
@@ -43,6 +48,7 @@ from tests.support.vllm_server import (
 
 ARMS = ("serial", "early", "alone")
 DIRECT = "pegaflow.direct_group"
+NICS = "pegaflow.direct_nics"
 
 
 @dataclasses.dataclass
@@ -62,7 +68,12 @@ class Rig:
         self._build = build
         self._directory = directory
         self.shape = ModelShape(*given.shape) if given.shape else SMALL
-        self.pega = PegaServer(build / "server" / "pegaflow-server", directory / "pega", "2gb")
+        binary = build / "server" / "pegaflow-server"
+
+        listen = ["--peer-listen", "127.0.0.1:0"] if given.nodes == 2 else []
+        self.pega = PegaServer(binary, directory / "pega", "2gb", listen)
+        #: That of the decode engines.
+        self.other = PegaServer(binary, directory / "other", "2gb") if given.nodes == 2 else None
         chunk = ("--max-num-batched-tokens", str(given.chunk)) if given.chunk else ()
         options = VllmOptions(
             ensure_model(self.shape),
@@ -72,16 +83,22 @@ class Rig:
             python_path=[build / "python"],
         )
         groups = dict(text.split("=", 1) for text in given.beside if text.startswith(DIRECT))
+        if groups and self.other:
+            groups[NICS] = "auto"
         prefill = dataclasses.replace(
             options, arguments=chunk, extra_config=options.extra_config | groups
         )
         self.prefill = self._engine("prefill", prefill, given.niceness, given.pin)
         #: By arm. The cores of --pin-decode are those of all of them: one works at a time.
+        if self.other:
+            options = dataclasses.replace(options, connector=self.other.address)
         decode = self._engine("decode", options, given.decode_niceness, given.pin_decode)
         self.decodes = {"serial": decode, "early": decode}
         for number, text in enumerate(given.beside):
             name, _, value = text.partition("=")
             extra = {**options.extra_config, name: value}
+            if name == DIRECT and self.other:
+                extra[NICS] = "auto"
             changed = dataclasses.replace(options, extra_config=extra)
             self.decodes[text] = self._engine(
                 f"decode-{number}", changed, given.decode_niceness, given.pin_decode
@@ -99,7 +116,11 @@ class Rig:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for server in dict.fromkeys((self.pega, self.prefill, *self.decodes.values())):
+            stack.enter_context(self.pega)
+            if self.other:
+                self.other.arguments += ["--peers", self.pega.peer_listen]
+                stack.enter_context(self.other)
+            for server in dict.fromkeys((self.prefill, *self.decodes.values())):
                 stack.enter_context(server)
             binary = self._build / "router" / "pegaflow-router"
             for number, arm in enumerate(self.arms):
@@ -236,6 +257,9 @@ def main() -> int:
     arguments.add_argument(
         "--tokens", type=int, nargs="*", default=[1010, 3010], help="of a prompt"
     )
+    arguments.add_argument(
+        "--nodes", type=int, default=1, choices=(1, 2), help="servers of the engines"
+    )
     arguments.add_argument("--niceness", type=int, default=0, help="of the prefill engine")
     arguments.add_argument("--decode-niceness", type=int, default=0, help="of the decode engine")
     arguments.add_argument(
@@ -262,6 +286,8 @@ def main() -> int:
         help="of the model, in float32",
     )
     options = arguments.parse_args()
+    if options.nodes == 2:
+        os.environ["PEGAFLOW_TEST_UCX_OVER_TCP"] = "lo"
     rng = random.Random(options.seed)
     directory = Path(tempfile.mkdtemp(prefix="pega-perf-"))
     rig = Rig(options.build_dir, directory, options)

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include <pybind11/stl.h>
+
 #include "pyclient/py_error.h"
 
 namespace pegaflow::py_arguments {
@@ -253,6 +255,13 @@ void take_link_options(py::dict& named, LinkOptions& options) {
   py::bytes scheduler;
   take(named, "scheduler", scheduler);
   if (py::len(scheduler) != 0) options.scheduler = to_id(scheduler);
+}
+
+NetworkChoice take_network(py::dict& named) {
+  NetworkChoice choice;
+  take(named, "direct_nics", choice.nics);
+  take(named, "ucx_library", choice.ucx_library);
+  return choice;
 }
 
 void take_mover_options(py::dict& named, Mover::Options& options) {

@@ -14,6 +14,7 @@
 #include "client/kinds.h"
 #include "client/link_options.h"
 #include "client/mover.h"
+#include "pyclient/network.h"
 
 namespace pegaflow::py_arguments {
 
@@ -54,6 +55,8 @@ LoadRanges to_load_ranges(const pybind11::sequence& ranges);
 void take_link_options(pybind11::dict& named, LinkOptions& options);
 /// The same for the fields that only Mover::Options has.
 void take_mover_options(pybind11::dict& named, Mover::Options& options);
+/// The same for `direct_nics`, a list, and `ucx_library`.
+NetworkChoice take_network(pybind11::dict& named);
 /// Raises for options that remain unused.
 void refuse_unknown(const pybind11::dict& named);
 

@@ -23,6 +23,7 @@
 #include "client/socket_path.h"
 #include "pyclient/arguments.h"
 #include "pyclient/hex_keys.h"
+#include "pyclient/network.h"
 #include "pyclient/py_error.h"
 #include "transport/cuda/cuda_device.h"
 #include "transport/device.h"
@@ -41,6 +42,8 @@ using py_arguments::to_id;
 using py_arguments::to_keys;
 using py_error::raise;
 using py_error::value_or_raise;
+
+constexpr Log kLog{"mover"};
 
 /// Runs `work` without the GIL.
 template <typename Work>
@@ -68,6 +71,9 @@ SessionHints to_hints(const std::vector<py::bytes>& nodes, bool no_nodes) {
   return hints;
 }
 
+/// None for no bytes.
+Id128 to_id_or_none(const py::bytes& bytes) { return py::len(bytes) == 0 ? Id128{} : to_id(bytes); }
+
 class PySession {
  public:
   PySession(std::string socket_path, std::string instance, std::string build,
@@ -89,9 +95,12 @@ class PySession {
   }
 
   std::uint64_t lookup(const py::bytes& packed, std::size_t key_bytes, std::size_t local_units,
-                       const std::vector<py::bytes>& nodes, bool no_nodes) {
-    return static_cast<std::uint64_t>(value_or_raise(
-        open()->lookup(to_keys(packed, key_bytes), local_units, to_hints(nodes, no_nodes))));
+                       const std::vector<py::bytes>& nodes, bool no_nodes,
+                       const py::bytes& prefill_node) {
+    SessionHints hints = to_hints(nodes, no_nodes);
+    hints.prefill_node = to_id_or_none(prefill_node);
+    return static_cast<std::uint64_t>(
+        value_or_raise(open()->lookup(to_keys(packed, key_bytes), local_units, hints)));
   }
   std::uint64_t claim(const py::bytes& packed, std::size_t key_bytes, double compute_delay_s,
                       double compute_block_s, std::size_t local_units,
@@ -362,11 +371,24 @@ class PyMover {
           std::vector<std::pair<std::string, std::string>> factors, std::uint32_t rank,
           std::uint32_t ranks, std::string build, const py::kwargs& named)
       : device_(std::move(device)) {
+    py::dict left = named;
+    const NetworkChoice network = py_arguments::take_network(left);
     const Mover::Options options = options_of({std::move(socket_path), std::move(instance), device_,
                                                std::move(factors), rank, ranks, std::move(build)},
-                                              named);
+                                              left);
     const std::vector<PageLayout> layouts =
         py_arguments::to_layouts(segments, block_count, options.cells);
+    if (!network.nics.empty() && !options.direct_group.empty()) {
+      auto with = without_gil([&] { return with_network(device_, layouts.front(), network); });
+      if (with) {
+        device_ = std::move(*with);
+      } else {
+        kLog.warn(
+            "engines of other hosts cannot read this one's memory, blocks go through the pools of "
+            "both nodes error=\"{}\"",
+            to_string(with.error()));
+      }
+    }
     mover_ = value_or_raise(without_gil([&] {
       return options.cells == 0 ? Mover::start(options, layouts.front(), *device_)
                                 : Mover::start_cells(options, layouts, *device_);
@@ -419,9 +441,10 @@ class PyMover {
                                 to_computing(computing)));
   }
   void load_following(std::uint64_t load, const py::bytes& packed, std::size_t key_bytes,
-                      const py::object& blocks, double patience_s) {
+                      const py::object& blocks, double patience_s, const py::bytes& node) {
     value_or_raise(mover_->load_following(load, to_keys(packed, key_bytes), to_blocks(blocks),
-                                          to_duration(patience_s, "patience_s")));
+                                          to_duration(patience_s, "patience_s"),
+                                          to_id_or_none(node)));
   }
   void cancel_load(std::uint64_t load) { mover_->cancel_load(load); }
   std::vector<Mover::Finished> take_finished() { return mover_->take_finished(); }
@@ -441,7 +464,7 @@ class PyMover {
   }
 
  private:
-  static Mover::Options options_of(Arguments&& arguments, const py::kwargs& named) {
+  static Mover::Options options_of(Arguments&& arguments, const py::dict& named) {
     if (arguments.device == nullptr) raise({Errc::kInvalidArgument, "device is None"});
     Mover::Options options;
     options.link.socket_path = std::move(arguments.socket_path);
@@ -464,7 +487,7 @@ class PyMover {
                                .per_block = to_duration(computing->second, "computing")};
   }
 
-  const std::shared_ptr<Device> device_;
+  std::shared_ptr<Device> device_;
   std::unique_ptr<Mover> mover_;
 };
 
@@ -492,7 +515,7 @@ void add_session(py::module_& module) {
       .def(py::init<std::string, std::string, std::string, const py::kwargs&>(), "socket_path"_a,
            "instance"_a, "build"_a = "")
       .def("lookup", &PySession::lookup, "keys"_a, "key_bytes"_a, "local_units"_a = 0,
-           "nodes"_a = py::tuple(), "no_nodes"_a = false)
+           "nodes"_a = py::tuple(), "no_nodes"_a = false, "prefill_node"_a = py::bytes())
       .def("claim", &PySession::claim, "keys"_a, "key_bytes"_a, "compute_delay_s"_a = 0.0,
            "compute_block_s"_a = 0.0, "local_units"_a = 0, "nodes"_a = py::tuple(),
            "no_nodes"_a = false)
@@ -632,7 +655,7 @@ void add_mover(py::module_& module) {
       .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,
            "computing"_a = py::none())
       .def("load_following", &PyMover::load_following, "load"_a, "keys"_a, "key_bytes"_a,
-           "blocks"_a, "patience_s"_a)
+           "blocks"_a, "patience_s"_a, "node"_a = py::bytes())
       .def("cancel_load", &PyMover::cancel_load, "load"_a)
       .def("follow", &PyMover::follow, "within_s"_a, "queue"_a = 0)
       .def("take_finished", &PyMover::take_finished)

@@ -64,12 +64,15 @@ class CacheSession:
         local_units: int = 0,
         nodes: Sequence[bytes] = (),
         no_nodes: bool = False,
+        prefill_node: bytes = b"",
     ) -> int:
         """Asks how many leading keys are cached; a ticket for take().
 
         With several kinds: how many leading units can be restored, where the engine has the first
         ``local_units`` itself, a multiple of the alignment. ``nodes``: incarnations of servers that
-        are asked first, instead of all. ``no_nodes``: no other server is asked.
+        are asked first, instead of all. ``no_nodes``: no other server is asked. ``prefill_node``:
+        the incarnation of the server of the engine that computes the prompt; blocks that its
+        workers save count as offered, if this engine can read their memory.
         """
     def claim(
         self,
@@ -279,7 +282,9 @@ class Mover:
     shards that this rank holds, from ``shard`` on; ``segments`` are then those of the first cell,
     followed by equally many of each other one. 0: only engines of the same size have its shard.
     ``direct_group``: engines of this host that name the same group read each other's blocks while
-    they are saved; "": none does. Not together with ``cells``.
+    they are saved; "": none does. Not together with ``cells``. ``direct_nics``: RDMA cards over
+    which engines of other hosts do so, too, ["auto"] for all; without one that can be used a
+    warning is logged. ``ucx_library``: the file of libucp for it, "" for the installed one.
     """
 
     def __init__(
@@ -300,6 +305,8 @@ class Mover:
         saves: bool = True,
         numa_node: int = -1,
         direct_group: str = "",
+        direct_nics: Sequence[str] = (),
+        ucx_library: str = "",
         **options: Any,
     ) -> None: ...
     @staticmethod
@@ -407,13 +414,20 @@ class Mover:
             PeerLost, Busy: As save().
         """
     def load_following(
-        self, load: int, keys: bytes, key_bytes: int, blocks: Sequence[int], patience_s: float
+        self,
+        load: int,
+        keys: bytes,
+        key_bytes: int,
+        blocks: Sequence[int],
+        patience_s: float,
+        node: bytes = b"",
     ) -> None:
         """Loads blocks by their keys, those of a part of a prompt in its order.
 
         Loads the cached blocks, and blocks that another engine of the direct group is
         saving, as soon as it has computed them. Waits at most ``patience_s`` in all; the blocks
-        that neither has by then have failed. The load is never returned by follow().
+        that neither has by then have failed. The load is never returned by follow(). ``node``: the
+        incarnation of the server of that other engine, if it may be another one.
 
         Raises:
             InvalidArgument: No key, or blocks that do not fit the keys.

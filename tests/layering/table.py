@@ -41,6 +41,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/device.h",
         "transport/host/host_device.h",
         "transport/cuda/cuda_device.h",
+        "transport/network_device.h",
+        "transport/ucx/nic.h",
+        "transport/ucx/ucx_fabric.h",
     ),
     "harness": (
         "base/",

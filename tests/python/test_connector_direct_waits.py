@@ -25,6 +25,7 @@ class Server:
         self.over, self.begun = 4, 4  #: The last jobs.
         self.error: Exception | None = None  #: The answer about jobs that have begun.
         self.lookups: list[list[int]] = []
+        self.nodes: set[bytes] = set()  #: Those that lookups have named.
         self.waits: list[tuple[int, bool, float]] = []
 
     def await_job(self, node, scheduler, number, patience_s, begun=False) -> int:
@@ -42,7 +43,8 @@ class Server:
             raise _native.Timeout("no such job")
         return None
 
-    def lookup(self, keys: bytes, key_bytes: int) -> int:
+    def lookup(self, keys: bytes, key_bytes: int, prefill_node: bytes = b"") -> int:
+        self.nodes.add(prefill_node)
         asked = [keys[i : i + key_bytes] for i in range(0, len(keys), key_bytes)]
         self.lookups.append([self.keys.index(key) for key in asked])
         return len(self.lookups) - 1
@@ -89,6 +91,13 @@ def test_a_prefill_has_begun_when_its_first_missing_block_is_offered(waiting):
     assert waiting.polls() == "begun"
     assert waiting.state.is_direct
     assert not waiting.state.early.is_ending
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_lookup_names_the_prefill_engines_node_only_with_a_direct_group(direct):
+    waiting = Waiting(direct=direct)
+    waiting.polls()
+    assert waiting.server.nodes == {PLACE.node if direct else b""}
 
 
 def test_a_block_may_be_offered_at_the_requests_arrival():

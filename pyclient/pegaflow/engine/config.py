@@ -254,10 +254,25 @@ OPTIONS = (
     Option(
         "direct_group",
         "",
-        "Engines of one host that name the same group read blocks of a prompt out of each other's "
+        "Engines that name the same group read blocks of a prompt out of each other's "
         "memory while these are saved ([Direct reads](prefill_decode.md#direct-reads)). Empty: "
         "blocks are read after they were saved.",
         bounds=(0, 64),
+    ),
+    Option(
+        "direct_nics",
+        "",
+        "RDMA cards over which engines of other hosts in the same group read blocks out of this "
+        "engine's memory, and it out of theirs: `auto`, or names as `mlx5_0:1,mlx5_1`. Only for "
+        "engines on CPUs. Empty: blocks between hosts go through the pools of both nodes.",
+        bounds=(0, 1024),
+    ),
+    Option(
+        "ucx_library",
+        "",
+        "With `direct_nics`: the file of libucp.so.0 to use. Empty: that of `PEGA_UCX_LIBRARY`, or "
+        "the installed one.",
+        bounds=(0, 4096),
     ),
     Option(
         "idle_step_ms",
@@ -390,6 +405,8 @@ class Settings:
     handover_wait_ms: float
     early_load_percent: int
     direct_group: str
+    direct_nics: str
+    ucx_library: str
     idle_step_ms: float
     miss_ttl_ms: float
     load_policy: str
@@ -417,6 +434,12 @@ class Settings:
             "open_deadline": self.open_deadline_ms / 1e3,
             "reserve_deadline": self.reserve_deadline_ms / 1e3,
         }
+
+    def network_options(self) -> dict[str, Any]:
+        """What native movers need for engines of other hosts; nothing without cards."""
+        nics = [name.strip() for name in self.direct_nics.split(",") if name.strip()]
+        library = self.ucx_library or os.environ.get("PEGA_UCX_LIBRARY", "")
+        return {"direct_nics": nics, "ucx_library": library} if nics else {}
 
 
 #: Keys that are meant for this connector, also if the prefix is misspelled.

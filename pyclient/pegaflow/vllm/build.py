@@ -202,6 +202,12 @@ def _direct_group(kv_cache_config: Any, settings: Settings, grid: Grid | None) -
     return settings.direct_group if can else ""
 
 
+def _direct_options(kv_cache_config: Any, settings: Settings, grid: Grid | None) -> dict[str, Any]:
+    """The options of native movers for direct reads."""
+    group = _direct_group(kv_cache_config, settings, grid)
+    return {"direct_group": group, **(settings.network_options() if group else {})}
+
+
 def _kinds(vllm_config: Any, kv_cache_config: Any) -> BlockKinds | None:
     """The kinds of a model, if it has others than one group of full attention.
 
@@ -313,7 +319,7 @@ def _make_mover(
         cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
-        direct_group=_direct_group(kv_cache_config, settings, grid),
+        **_direct_options(kv_cache_config, settings, grid),
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,

@@ -30,6 +30,9 @@ UNKNOWN = -1  #: No number of news.
 #: The time in which a part that follows its prefill loads the blocks that are there, once no more
 #: can come. What is missing then is computed.
 GRACE_S = 0.25
+#: The same if the prefill is over and all of its blocks are in the pool of another node, as long as
+#: any load waits for blocks of another node.
+FAR_GRACE_S = 2.0
 #: After this time a part whose blocks are all in the pool is looked at again: no claim keeps them.
 LOOK_AGAIN_S = 1.0
 NEVER = float("inf")
@@ -71,15 +74,17 @@ class ChunkedLoads:
         unit_tokens: int,
         counts: Counts,
         unclaim: Callable[[Load], None],
+        node: Callable[[], bytes],
         clock: Callable[[], float],
     ) -> None:
-        """``unclaim``: ends the claim of a part."""
+        """``unclaim``: ends the claim of a part. ``node``: the incarnation of the server."""
         self._waits = waits
         self._lookups = lookups
         self._loads = loads
         self._unit_tokens = unit_tokens
         self._counts = counts
         self._unclaim = unclaim
+        self._node = node
         self._clock = clock
         self._last_number = 0
         self.open: dict[int, ChunkedLoad] = {}  #: Those whose last part was not ordered yet.
@@ -210,8 +215,10 @@ class ChunkedLoads:
     def _give_time(self, chunked: ChunkedLoad, *, claims: bool) -> None:
         """Nothing more can come: what is there may still be loaded. ``claims``: that may be all."""
         assert chunked.follower is not None
-        chunked.ends_at, chunked.was_whole = self._clock() + GRACE_S, False
-        if claims:
+        is_far = claims and chunked.follower.node != self._node()
+        chunked.ends_at = self._clock() + (FAR_GRACE_S if is_far else GRACE_S)
+        chunked.was_whole = False
+        if claims and not is_far:
             self._lookups.claim_next(chunked.state, chunked.follower.start)
 
     def ended(self, load: Load) -> None:

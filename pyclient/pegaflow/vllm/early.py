@@ -55,8 +55,8 @@ class SaveWatch:
         self.users = 0  #: The number of requests that wait.
         self.news = 0  #: Rises when more saves may be over.
         self.ended = ""  #: Why nothing can be followed any longer; "": it can.
-        #: The engine is on this node, so saved blocks of it are in this server's pool.
-        self.is_here = False
+        #: The server reports what the engine begins to save: blocks of it are found without claims.
+        self.reports_begun = False
         self._begun = begun
         self._session = session
         self._node, self._scheduler = handover.node, handover.scheduler
@@ -95,7 +95,7 @@ class SaveWatch:
 
     def _advance(self, reached: int) -> None:
         """``reached``: the saves up to this one are over; 0: the server does not report it."""
-        self.is_here = self._begun  # of others a server does not report it
+        self.reports_begun = self._begun
         self._over = max(self._over, self._asked, reached)
         if reached:
             self._rises, self._stride = False, 1
@@ -135,7 +135,8 @@ class SaveWatch:
 class WatchOfBoth:
     """Follows the ended and the begun saves of one engine. A SaveWatch.
 
-    An engine on another node, or a server that is too old, reports only the former.
+    A server that is too old reports only the former, and so does one for an engine of another node
+    whose memory this engine cannot read.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -153,8 +154,8 @@ class WatchOfBoth:
         return self._over.ended
 
     @property
-    def is_here(self) -> bool:
-        return self._begun.is_here
+    def reports_begun(self) -> bool:
+        return self._begun.reports_begun
 
     def knows(self, job: int) -> None:
         self._over.knows(job)
@@ -176,6 +177,7 @@ class EarlyWait:
     watch: SaveWatch | WatchOfBoth
     deadline: float
     blocks: int  #: The prompt's full blocks; the wait ends with the last one.
+    node: bytes = b""  #: The server of the prefill engine.
     news: int = -1  #: Those of the watch at the last lookup.
     lookup: int | None = None  #: Its ticket, until it is answered,
     keys: int = 0  #: and the number of its keys.
@@ -184,7 +186,7 @@ class EarlyWait:
     #: The number of leading blocks that the cache had at the first lookup; None: unknown.
     cached: int | None = None
     has_begun: bool = False  #: There are further blocks, and the request may load them.
-    #: They come from this node or out of the prefill engine's memory, so the load may follow the
+    #: The server finds them in a pool or in the prefill engine's memory, so the load may follow the
     #: prefill without further claims.
     is_direct: bool = False
     is_ending: bool = False  #: Its last block is computed, and is being saved.
@@ -227,7 +229,7 @@ class EarlyWaits:
         watch.knows(handover.job)
         watch.users += 1
         deadline = self._clock() + handover.wait_s
-        state.early = EarlyWait(watch, deadline, blocks)
+        state.early = EarlyWait(watch, deadline, blocks, handover.node)
         return True
 
     def poll(self, state: RequestState, first: int) -> str:
@@ -259,8 +261,9 @@ class EarlyWaits:
                 early.news = early.watch.news
             keys = self._keys(state, early, first)
             early.keys, early.asks_last = len(keys), False
+            more = {"prefill_node": early.node} if self._direct else {}
             early.lookup = self._session.lookup(
-                b"".join(keys), len(keys[0]), **state.hints.arguments()
+                b"".join(keys), len(keys[0]), **state.hints.arguments(), **more
             )
         answer = self._session.take(early.lookup, 0.0)
         if answer is None:
@@ -280,7 +283,7 @@ class EarlyWaits:
         is_offered = offered and 0 < early.enough <= found + offered
         if is_offered or (found and not is_first and early.keys > 1):
             result = self._begin(early)
-            early.is_direct = early.has_begun and bool(is_offered or early.watch.is_here)
+            early.is_direct = early.has_begun and bool(is_offered or early.watch.reports_begun)
             return result
         if early.keys == 1:
             return ""

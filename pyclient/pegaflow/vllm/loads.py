@@ -103,6 +103,7 @@ class Loads:
             pages=0,  # no other load waits for its copies
             full_stop=full_stop,
             patience_s=patience_s,
+            node=state.handover.node,
             awaits_prefill=True,
         )
 
@@ -339,4 +340,5 @@ class Loads:
             "keys": b"".join(load.keys),
             "key_bytes": len(load.keys[0]),
             "patience_s": load.patience_s,
+            "node": load.node,
         }

@@ -49,10 +49,11 @@ class LoadOrder:
     chunked: int = 0  #: The number of the chunked load of which it is a part; 0: of none.
     has_more: bool = False  #: Further parts follow; vLLM waits for the last one's report.
     #: A load without a claim, which follows a prefill: the keys of the blocks, ``key_bytes`` each,
-    #: and the longest wait for all of them.
+    #: the longest wait for all of them, and where the prefill engine is.
     keys: bytes = b""
     key_bytes: int = 0
     patience_s: float = 0.0
+    node: bytes = b""  #: The incarnation of the prefill engine's server.
 
     @property
     def count(self) -> int:

@@ -88,6 +88,7 @@ class Load:
     left: int = 0  #: and the number of that one's blocks behind it.
     #: It has no claim and follows a prefill: the longest wait for its blocks. 0: it has one.
     patience_s: float = 0.0
+    node: bytes = b""  #: The server of the prefill engine.
     awaits_prefill: bool = False  #: It cannot end yet: its last block is not computed.
 
     @property

@@ -169,6 +169,7 @@ class SchedulerSide:
             unit_tokens=self.unit_tokens,
             counts=self.counts,
             unclaim=self._unclaim,
+            node=lambda: bytes.fromhex(self._link.get("server", "")),
             clock=self._clock,
         )
 

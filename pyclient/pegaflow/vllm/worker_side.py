@@ -350,7 +350,12 @@ class WorkerSide:
             self.mover.load_ranges(order.load, order.token, order.ranges, order.claimed)
         elif order.keys:
             self.mover.load_following(
-                order.load, order.keys, order.key_bytes, order.blocks, order.patience_s
+                order.load,
+                order.keys,
+                order.key_bytes,
+                order.blocks,
+                order.patience_s,
+                order.node,
             )
         else:
             self.mover.load(

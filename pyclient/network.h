@@ -1,0 +1,27 @@
+#pragma once
+/// \file
+/// Gives a worker's device the network over which engines of other hosts read its blocks.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/page_layout.h"
+#include "transport/device.h"
+
+namespace pegaflow {
+
+struct NetworkChoice {
+  /// RDMA cards as `pegaflow-server --nics` names them, or "auto" alone; empty: no network.
+  std::vector<std::string> nics{};
+  std::string ucx_library{};  ///< The file of libucp; empty: the installed one.
+};
+
+/// The device with a network, which lends the memory of `layout` as long as it lives.
+/// Errors: kRefused for a device whose memory other hosts cannot read, without such a card, and
+/// those of UcxFabric::create(), NetworkDevice::create().
+Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
+                                             const PageLayout& layout, const NetworkChoice& choice);
+
+}  // namespace pegaflow
