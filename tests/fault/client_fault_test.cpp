@@ -19,12 +19,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Blocks = std::vector<std::uint32_t>;
 
-Blocks blocks_from(std::uint32_t first, std::size_t count) {
-  Blocks blocks(count);
-  for (std::uint32_t& block : blocks) block = first++;
-  return blocks;
-}
-
 Errc code_of(const Mover::Finished& job) {
   REQUIRE(job.error);
   return job.error->code;

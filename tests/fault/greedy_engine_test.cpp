@@ -31,12 +31,6 @@ const char* const kPoolSize = "16mb";
 constexpr std::size_t kInstanceShare = kPool / 2;
 constexpr std::size_t kNodeShare = kPool * 8 / 10;
 
-Blocks blocks_from(std::uint32_t first, std::size_t count) {
-  Blocks blocks(count);
-  for (std::uint32_t& block : blocks) block = first++;
-  return blocks;
-}
-
 std::vector<BlockKey> keys_from(std::uint64_t first, std::size_t count) {
   return numbered_keys(numbers_from(first, count));
 }

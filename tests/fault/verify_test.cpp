@@ -18,12 +18,6 @@ constexpr std::size_t kSegments = 3;
 constexpr std::size_t kSegmentBytes = 8 * 1024 - 8;  // Pages that do not fill their slots.
 constexpr std::size_t kPageBytes = kSegments * kSegmentBytes;
 
-Blocks blocks_from(std::uint32_t first, std::size_t count) {
-  Blocks blocks(count);
-  for (std::uint32_t& block : blocks) block = first++;
-  return blocks;
-}
-
 /// Writes where a client must not.
 class StrayClient {
  public:

@@ -36,12 +36,6 @@ struct Fixture {
   std::unique_ptr<TestEngine> engine;
 };
 
-Blocks blocks_from(std::uint32_t first, std::size_t count) {
-  Blocks blocks(count);
-  for (std::uint32_t& block : blocks) block = first++;
-  return blocks;
-}
-
 Errc code_of(const Mover::Finished& job) {
   REQUIRE(job.error);
   return job.error->code;

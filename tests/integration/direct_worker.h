@@ -23,12 +23,6 @@ namespace pegaflow::testing {
 using Blocks = std::vector<std::uint32_t>;
 using Numbers = std::vector<std::uint64_t>;
 
-inline Blocks blocks_from(std::uint32_t first, std::size_t count) {
-  Blocks blocks(count);
-  for (std::uint32_t& block : blocks) block = first++;
-  return blocks;
-}
-
 /// PEGA_DIRECT_ROUNDS, the number of random rounds of each test, or this many.
 inline std::size_t direct_rounds(std::size_t usual) {
   const char* const given = std::getenv("PEGA_DIRECT_ROUNDS");

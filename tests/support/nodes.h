@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,12 +59,6 @@ inline ServerProcess::Options node_options(const std::string& address,
   if (!names_nics) options.arguments.insert(options.arguments.end(), {"--nics", "none"});
   options.arguments.insert(options.arguments.end(), more.begin(), more.end());
   return options;
-}
-
-inline std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t count) {
-  std::vector<std::uint32_t> blocks(count);
-  std::iota(blocks.begin(), blocks.end(), first);
-  return blocks;
 }
 
 /// One engine at a server, with memory for `blocks` blocks of two segments each.

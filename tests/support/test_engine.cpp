@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -41,6 +42,12 @@ std::vector<std::uint64_t> numbers_from(std::uint64_t first, std::size_t count) 
   std::vector<std::uint64_t> numbers(count);
   for (std::uint64_t& number : numbers) number = first++;
   return numbers;
+}
+
+std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t count) {
+  std::vector<std::uint32_t> blocks(count);
+  std::iota(blocks.begin(), blocks.end(), first);
+  return blocks;
 }
 
 std::size_t cut_connections(const std::string& socket_path) {

@@ -20,6 +20,7 @@ BlockKey numbered_key(std::uint64_t n);
 std::vector<BlockKey> numbered_keys(const std::vector<std::uint64_t>& numbers);
 /// first, first + 1, ...
 std::vector<std::uint64_t> numbers_from(std::uint64_t first, std::size_t count);
+std::vector<std::uint32_t> blocks_from(std::uint32_t first, std::size_t count);
 
 /// Shuts down every connection that this process has to a server's socket: both ends see it end,
 /// and both live. How many there were.
