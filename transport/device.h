@@ -31,7 +31,7 @@ struct NetworkMemory {
     std::uint64_t offset = 0;
     bool operator==(const Place&) const = default;
   };
-  std::vector<Place> segments{};  ///< Of block 0, in the order of the page.
+  std::vector<Place> segments{};  ///< Those of block 0, in the order of the page.
   RegionId guards{};              ///< An array of 64-bit words.
 };
 
@@ -89,8 +89,8 @@ class Device {
     /// If not 0, a load reads its pages from the memory of this peer, and `pool_offset` of each
     /// copy is the number of the peer's block. Only for layout 0.
     std::uint64_t peer = 0;
-    /// Of a peer on another host: the places of the guards to read once all bytes of the batch have
-    /// arrived.
+    /// For a peer on another host: the places of the guards to read once all bytes of the batch
+    /// have arrived.
     std::vector<std::uint32_t> guards{};
   };
 
@@ -104,7 +104,7 @@ class Device {
     /// requested one.
     std::vector<std::uint64_t> checksums;
     /// The values of Batch::guards, read after the last byte of the copies. Empty if not all of the
-    /// batch was copied, or if they could not be read; that is no `error`.
+    /// batch was copied, or if only they could not be read, which sets no `error`.
     std::vector<std::uint64_t> guards{};
   };
 

@@ -244,7 +244,7 @@ class NetworkDevice::Impl {
   const std::shared_ptr<Device> inner_;
   const pid_t pid_ = ::getpid();
   std::unique_ptr<network::Reads> reads_;
-  std::vector<network::LocalRegion> regions_;  ///< Of the engine's blocks.
+  std::vector<network::LocalRegion> regions_;  ///< Those of the engine's blocks.
 
   std::mutex mutex_;
   std::vector<network::LocalRegion> guards_;

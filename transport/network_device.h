@@ -48,9 +48,9 @@ class NetworkDevice final : public Device {
       bool reads_guards_first = false;  ///< Before the pages: guards then prove nothing.
     };
 
-    Duration patience = std::chrono::seconds(5);  ///< Of each of the two steps of a batch.
-    std::size_t max_regions = 256;                ///< Of the layout, once adjoining ones are one.
-    std::size_t max_batches = 256;                ///< In flight, from other hosts; 1 to 1024.
+    Duration patience = std::chrono::seconds(5);  ///< For each of the two steps of a batch.
+    std::size_t max_regions = 256;  ///< The regions of the layout, once adjoining ones are one.
+    std::size_t max_batches = 256;  ///< In flight, from other hosts; 1 to 1024.
     Mistakes mistakes{};
   };
 
@@ -74,7 +74,7 @@ class NetworkDevice final : public Device {
                       CompletionSink sink) override;
   void detach() override;
 
-  /// What the other device shares, and PeerMemory::network, unless `guards` is empty. The guards
+  /// The result of the other device, with PeerMemory::network unless `guards` is empty. The guards
   /// are lent once, by the first call with them. If the other device refuses to share its memory
   /// with processes of this host, the result is the layout's own segments without handles: other
   /// hosts can read it, processes of this host cannot.

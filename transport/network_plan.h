@@ -39,7 +39,7 @@ Result<std::vector<NetworkMemory::Place>> places_of(const PageLayout& layout,
 /// The blocks and guards of a peer, in the regions of its fabric.
 struct RemoteBlocks {
   struct Segment {
-    NetworkMemory::Place place;  ///< Of block 0.
+    NetworkMemory::Place place;  ///< That of block 0.
     std::uint64_t block_stride_bytes = 0;
   };
   std::vector<Segment> segments;

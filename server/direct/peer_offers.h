@@ -33,7 +33,7 @@ class PeerOffers {
   PeerOffers(CacheService& service, DirectReads& direct, kj::Timer& timer, const Clock& clock)
       : service_(service), direct_(direct), timer_(timer), clock_(clock) {}
 
-  /// What the pool has of `keys`, and what each of the readers could read after that.
+  /// The prefix of `keys` in the pool, and the blocks after it that each of the readers could read.
   [[nodiscard]] PeerOffer offered(const Bytes32& space, std::span<const BlockKey> keys,
                                   std::span<const PeerReader> readers) const;
 

@@ -74,7 +74,7 @@ inline Id128 prefill_node_of(const wire::Keys::Reader& keys) {
   return keys.hasPrefillNode() ? read_id(keys.getPrefillNode()) : Id128{};
 }
 
-/// What a lookup finds beyond the blocks of this node.
+/// The blocks that a lookup finds beyond those of this node.
 struct Beyond {
   std::size_t reachable = 0;  ///< That another node has.
   std::size_t readable = 0;   ///< That another node has or its workers offer.
