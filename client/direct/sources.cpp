@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/os/pidfd.h"
+#include "base/units.h"
 
 namespace pegaflow {
 namespace {
@@ -55,6 +56,11 @@ void Sources::forget_ended() {
 
 std::vector<std::uint64_t> Sources::known() {
   forget_ended();
+  // The server describes it again, and the device connects again.
+  for (auto source = sources_.begin(); source != sources_.end();) {
+    const bool is_over = source->paused_until && clock_.now() >= *source->paused_until;
+    source = is_over && source->reads == 0 ? erase(source) : source + 1;
+  }
   std::vector<std::uint64_t> names;
   names.reserve(sources_.size());
   for (const Source& source : sources_) names.push_back(source.id);
@@ -200,6 +206,19 @@ void Sources::refuse(std::uint64_t source, const Error& why) {
       "the memory of another engine of the direct group cannot be read, its blocks are loaded "
       "once they are saved engine={} error=\"{}\"",
       source, to_string(why));
+}
+
+bool Sources::suspend(std::uint64_t source, const Error& why) {
+  Source* const found = find(source);
+  if (found == nullptr || !found->is_far) return false;
+  if (found->is_unreadable) return true;
+  found->is_unreadable = true;
+  found->paused_until = clock_.now() + kPause;
+  kLog.warn(
+      "an engine of another host cannot be read at present, its blocks are loaded once they are "
+      "saved engine={} error=\"{}\" pause={}",
+      source, to_string(why), format_duration(kPause));
+  return true;
 }
 
 void Sources::clear() {

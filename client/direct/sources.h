@@ -2,14 +2,17 @@
 /// \file
 /// Other engines whose memory a mover reads.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/os/unique_fd.h"
 #include "client/direct/guards.h"
@@ -30,6 +33,8 @@ struct BlockGuard {
 class Sources {
  public:
   static constexpr std::size_t kMost = 64;
+  /// An engine of another host that could not be read is not read again before this time has passed.
+  static constexpr std::chrono::seconds kPause{30};
 
   /// `device` outlives it.
   explicit Sources(Device& device) : device_(device) {}
@@ -50,7 +55,7 @@ class Sources {
   /// The server no longer has this engine. Forgets it, unless it is being read.
   void forget(std::uint64_t source);
 
-  /// The names of the engines here. Forgets ended ones first.
+  /// The names of the engines here. Forgets ended ones first, and those whose pause is over.
   [[nodiscard]] std::vector<std::uint64_t> known();
   [[nodiscard]] bool knows(std::uint64_t source) const { return find(source) != nullptr; }
 
@@ -81,6 +86,9 @@ class Sources {
                   std::span<const std::uint64_t> values = {});
   /// The device has found that it cannot read the engine's memory.
   void refuse(std::uint64_t source, const Error& why);
+  /// A read of an engine did not arrive, or not in time. If that is of another host, it is not read
+  /// for kPause: each attempt would cost its request as much time. Returns whether it is.
+  bool suspend(std::uint64_t source, const Error& why);
 
   /// Forgets all engines, at the end of a connection: another server has other names for them. No
   /// batch that reads one of them is in flight.
@@ -100,6 +108,7 @@ class Sources {
     bool is_far = false;    ///< On another host.
     std::size_t reads = 0;  ///< Pieces in flight.
     bool is_unreadable = false;
+    std::optional<TimePoint> paused_until{};
   };
   /// Whether it is on this host and its process has ended.
   [[nodiscard]] static bool has_ended(const Source& source);
@@ -112,6 +121,7 @@ class Sources {
   Result<void> make_room();
 
   Device& device_;
+  const SteadyClock clock_{};
   std::vector<Source> sources_;  ///< The one that was read last is the last one.
   std::uint64_t last_peer_ = 0;
   std::uint64_t period_ = 0;

@@ -70,6 +70,7 @@ struct LoadPart {
   /// The engine that the piece is read from, as in NextPiece, and the guards of its blocks.
   std::uint64_t source = 0;
   std::vector<BlockGuard> guards{};
+  bool is_late = false;   ///< Its deadline has passed, so that its copies were cancelled.
   PageCopies copies{};    ///< Those of the piece.
   TimePoint submitted{};  ///< When the device received the piece.
 };

@@ -33,6 +33,11 @@ std::uint32_t to_micros(Duration time) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(micros, 1, kWorthForever - 1));
 }
 
+/// Whether a read from another engine failed in a way that the next one most likely does, too.
+bool is_broken(const LoadPart& part, const Error& error) {
+  return part.is_late || error.code == Errc::kPeerLost || error.code == Errc::kTimeout;
+}
+
 std::optional<LoadPace::Cut> read_late(wire::Late late) {
   switch (late) {
     case wire::Late::NO:
@@ -247,6 +252,7 @@ void Loads::submit_direct(const PartId& id, std::span<const PageCopies::Page> pa
   if (!reading) return skip_direct(id, reading.error());
   LoadPart& part = part_of(id);
   part.source = piece.source;
+  part.is_late = false;
   part.guards = std::move(piece.guards);
   submit(id, pages, std::move(*reading));
 }
@@ -282,6 +288,8 @@ std::size_t Loads::end_direct(LoadJob& job, LoadPart& part) {
   if (error && error->code == Errc::kRefused) {
     state_.sources.refuse(source, *error);
     job.pool_only = true;
+  } else if (error && is_broken(part, *error)) {
+    job.pool_only = state_.sources.suspend(source, *error) || job.pool_only;
   }
   kLog.debug("read {} of {} pages of another engine engine={} error=\"{}\"", good,
              part.copies.pages(), source, error ? to_string(*error) : "their guards were closed");
@@ -382,7 +390,8 @@ void Loads::start_deadline(const PartId& id) {
           .then([this, id, deadline, is_cut] {
             LoadJob& late = state_.loads.at(id.ticket);
             // The pool has these blocks soon, too.
-            if (const LoadPart& slow = late.parts[id.index]; slow.source != 0) {
+            if (LoadPart& slow = late.parts[id.index]; slow.source != 0) {
+              slow.is_late = true;
               return slow.copies.cancel(state_.device);
             }
             if (is_cut) late.cut = LoadPace::Cut::kSlow;

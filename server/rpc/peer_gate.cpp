@@ -202,9 +202,10 @@ class PeerImpl final : public wire::Peer::Server {
       PEGA_TRY_LET(const auto keys, read_keys(params.getKeys(), context_.keys));
       PEGA_TRY_LET(PeerQuestion question, read_question(params));
       if (keys.empty()) return fail(Errc::kInvalidArgument, "openNext without a key");
+      const auto leading = keys.first(std::min(keys.size(), CacheService::kClaimSlice));
       return PeerOffers::Call{.connection = connection_,
                               .space = name,
-                              .keys = {keys.begin(), keys.end()},
+                              .keys = {leading.begin(), leading.end()},
                               .question = std::move(question)};
     });
     if (!opened) {

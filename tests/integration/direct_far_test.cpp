@@ -1,5 +1,6 @@
 // Blocks that an engine reads out of the memory of an engine of another node while that saves them.
 #include <chrono>
+#include <csignal>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -325,6 +326,46 @@ TEST_SUITE("direct reads between nodes") {
     CHECK(loaded.blocks == 4);
     CHECK(decode.engine->wrong_blocks(numbers_from(1, 4), blocks_from(20, 4)) == 0);
     CHECK(p.metric_becomes("pegaflow_direct_reads", 0));
+  }
+
+  TEST_CASE("an engine that hangs while it is read is not read again at once") {
+    const std::vector<std::string> at = node_addresses(2);
+    const ServerProcess p(node_options(at[0], {at[0]}));
+    const ServerProcess d(node_options(at[1], {at[0]}));
+    REQUIRE(sees(d, at[0]));
+    const Numbers numbers = numbers_from(1, 8);
+    const Forked prefill([&] {
+      auto* const worker = new FarWorker(p.socket(), "prefill");
+      worker->device->hold();
+      if (!worker->engine->start_save(1, numbers_from(1, 4), blocks_from(0, 4))) {
+        throw std::runtime_error("the save was rejected");
+      }
+    });
+    FarWorker decode(d.socket(), "decode");
+    FarWorker witness(p.socket(), "witness", "another group");
+    REQUIRE(p.metric_becomes("pegaflow_direct_offered_blocks", 4));
+    prefill.signal(SIGSTOP);
+
+    const Id128 node = witness.engine->session().status().server;
+    REQUIRE(decode.follow(1, numbers, blocks_from(20, 8), node, std::chrono::seconds(4)));
+    REQUIRE(d.metric_becomes("pegaflow_direct_far_reads_total", 1));
+    // Its blocks come through the pools instead, from whichever engine has saved them.
+    CHECK(witness.engine->save(numbers, blocks_from(0, 8)).blocks == 8 - 4);
+
+    const Mover::Finished loaded = decode.engine->next_finished();
+    CHECK(code_of(loaded) == Errc::kTimeout);
+    CHECK(loaded.direct_bytes == 0);
+    CHECK(loaded.blocks == 0);
+    CHECK(d.metric("pegaflow_direct_far_reads_total") == 1);
+    CHECK(p.metric_becomes("pegaflow_direct_reads", 0));
+    CHECK(d.metric_becomes("pegaflow_direct_waits", 0));
+    // Without the engine that hangs, nothing waits for it.
+    REQUIRE(decode.follow(2, numbers_from(5, 4), blocks_from(30, 4), node));
+    const Mover::Finished next = decode.engine->next_finished();
+    CHECK(error_of(next) == "");
+    CHECK(next.blocks == 4);
+    CHECK(decode.engine->wrong_blocks(numbers_from(5, 4), blocks_from(30, 4)) == 0);
+    prefill.signal(SIGCONT);
   }
 
   TEST_CASE("a load goes on when the other node's server is killed, until its patience is over") {
