@@ -33,7 +33,8 @@ struct BlockGuard {
 class Sources {
  public:
   static constexpr std::size_t kMost = 64;
-  /// An engine of another host that could not be read is not read again before this time has passed.
+  /// An engine of another host that could not be read is not read again before this time has
+  /// passed.
   static constexpr std::chrono::seconds kPause{30};
 
   /// `device` outlives it.

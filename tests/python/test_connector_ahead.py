@@ -100,7 +100,7 @@ class GpuMover:
 
     def load(self, load, token, first, blocks, computing=None) -> None: ...
 
-    def load_following(self, load, keys, key_bytes, blocks, patience_s) -> None:
+    def load_following(self, load, keys, key_bytes, blocks, patience_s, node) -> None:
         assert len(keys) == key_bytes * len(blocks) and patience_s > 0
         self.following.append(load)
 

@@ -183,6 +183,7 @@ class ChunkedLoads:
             chunked.rest(),
             full_stop=full_stop,
             patience_s=self._waits.left_s(state),
+            node=state.early.node,
         )
         self._add(chunked, load)
         chunked.follower = load

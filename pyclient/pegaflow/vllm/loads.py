@@ -89,9 +89,11 @@ class Loads:
         *,
         full_stop: int,
         patience_s: float,
+        node: bytes = b"",
     ) -> Load:
         """A load without a claim, which waits ``patience_s`` for a prefill to compute its blocks:
-        ``blocks`` receive those with ``keys``, the chain's from ``start`` on.
+        ``blocks`` receive those with ``keys``, the chain's from ``start`` on. ``node``: the server
+        of the prefill engine.
         """
         return self._begin(
             state,
@@ -103,7 +105,7 @@ class Loads:
             pages=0,  # no other load waits for its copies
             full_stop=full_stop,
             patience_s=patience_s,
-            node=state.handover.node,
+            node=node,
             awaits_prefill=True,
         )
 
