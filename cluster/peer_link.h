@@ -143,6 +143,8 @@ class PeerLink final : public Lender {
   kj::Promise<JobsReached> await_job(const JobId& job, Duration patience, bool begun = false);
   /// Half of the limit of open calls on a connection: lookups and claims need some, too.
   static constexpr std::size_t kMaxWaits = 512;
+  /// Limit of calls of open_next() that wait.
+  static constexpr std::size_t kMaxOpens = 256;
 
   // ---- blocks in the memory of the peer's workers
 
@@ -154,7 +156,7 @@ class PeerLink final : public Lender {
                                          std::span<const PeerReader> readers);
   /// Begins a read of the leading `keys`, or waits for them; see openNext in
   /// peer.capnp. The caller calls end_read() in any case, also after an error or if it drops the
-  /// promise. Errors: as await_job(), and those of read_piece().
+  /// promise. Errors: as locate_each(), those of read_piece(), and kBusy while kMaxOpens wait.
   kj::Promise<Result<PeerPiece>> open_next(const Bytes32& space, std::span<const BlockKey> keys,
                                            const PeerQuestion& question);
   /// Unknown names are fine. The peer ends the reads of a connection that ended.

@@ -39,7 +39,8 @@ struct PeerLink::Connection final : private kj::TaskSet::ErrorHandler {
   std::uint64_t features = 0;               ///< The peer's.
   std::uint64_t sent = 0;  ///< Count of this node's changes of epochs that the peer has received.
   std::uint64_t seen = 0;  ///< Count of the peer's changes that were received from it.
-  std::size_t waits = 0;   ///< Those of `calls` that wait for jobs.
+  std::size_t waits = 0;   ///< Those of `calls` that wait for jobs,
+  std::size_t opens = 0;   ///< and for blocks in the memory of the peer's workers.
   std::set<std::uint64_t> releasing;  ///< Leases whose release is not answered.
   OpenQuestions open;
   bool is_watched = false;  ///< A task waits for the end of a silence.

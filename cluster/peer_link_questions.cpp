@@ -347,8 +347,12 @@ kj::Promise<Result<PeerPiece>> PeerLink::open_next(const Bytes32& space,
                                                    std::span<const BlockKey> keys,
                                                    const PeerQuestion& question) {
   using Answer = capnp::Response<wire::Peer::OpenNextResults>;
-  auto may = check_waits().and_then([this]() { return check_reads(); });
+  auto may = check_askable().and_then([this]() { return check_reads(); });
   if (may) may = check_workers();
+  if (may && connection_->opens >= kMaxOpens) {
+    may = fail(Errc::kBusy, "{} calls wait for blocks of workers of {} already", kMaxOpens,
+               address());
+  }
   if (!may) return Result<PeerPiece>(tl::unexpected<Error>(std::move(may.error())));
   const Epoch epoch = epochs_.of(space);
   auto request = connection_->peer->openNextRequest(capnp::MessageSize{
@@ -357,9 +361,9 @@ kj::Promise<Result<PeerPiece>> PeerLink::open_next(const Bytes32& space,
   write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
   write_epoch(epoch, request.initEpoch());
   write_question(question, request);
-  ++connection_->waits;
-  auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&waits = connection_->waits]() {
-    --waits;
+  ++connection_->opens;
+  auto sent = kj::Promise<Answer>(request.send()).attach(kj::defer([&opens = connection_->opens]() {
+    --opens;
   }));
   return answered<PeerPiece>(
       kj::mv(sent), question.patience,

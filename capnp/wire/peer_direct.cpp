@@ -62,6 +62,10 @@ Result<PeerPiece> read_piece(wire::Peer::OpenNextResults::Reader reader, std::si
   for (const wire::Guard::Reader guard : reader.getGuards()) {
     piece.guards.push_back({guard.getPlace(), guard.getValue(), guard.getBlocks()});
     guarded += guard.getBlocks();
+    if (guard.getBlocks() == 0 || guard.getValue() == 0) {
+      return fail(Errc::kInternal, "guard {} of worker {} with value {} for {} blocks",
+                  guard.getPlace(), piece.source, guard.getValue(), guard.getBlocks());
+    }
   }
   if (piece.blocks.size() > keys || guarded != piece.blocks.size() || piece.sealed > keys ||
       (piece.source == 0) != piece.blocks.empty()) {

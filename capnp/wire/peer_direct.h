@@ -58,9 +58,9 @@ struct PeerPiece {
   std::size_t sealed = 0;                 ///< Without blocks: leading keys in the owner's pool.
   std::vector<std::uint64_t> gone{};      ///< Workers that the reader knows and that have left.
 };
-/// Errors: the owner's; those of read_memory() and read_numbers(); kInternal for guards that do not
-/// cover the blocks, for more blocks than the `keys` that were asked for, and for memory without a
-/// fabric.
+/// Errors: the owner's; those of read_memory() and read_numbers(); kInternal for guards that are
+/// closed or empty or do not cover the blocks, for more blocks than the `keys` that were asked for,
+/// and for memory without a fabric.
 Result<PeerPiece> read_piece(wire::Peer::OpenNextResults::Reader reader, std::size_t keys);
 void write_piece(const PeerPiece& piece, wire::Peer::OpenNextResults::Builder builder);
 

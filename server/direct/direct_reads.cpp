@@ -7,9 +7,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/assert.h"
 #include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/kj_time.h"
+#include "capnp/wire/rpc_error.h"
 #include "cluster/peers.h"
 #include "server/cache/fetches.h"
 
@@ -60,16 +62,32 @@ struct DirectReads::Opening {
   std::uint64_t read = 0;  ///< The name of the question to that node; 0: it has none.
   kj::Maybe<kj::ForkedPromise<void>> asking{};  ///< Resolves with its answer.
   std::optional<Result<PeerPiece>> answer{};
-  std::size_t fetched = 0;  ///< Blocks of the claim of fetch().
+  TimePoint ask_at{};  ///< That node is not asked before.
+};
+
+/// A claim on blocks of another node's pool.
+struct DirectReads::Claim {
+  Id128 token = Id128::random();
+  TimePoint deadline{};    ///< For the blocks to arrive.
+  std::size_t blocks = 0;  ///< Those of the claim, also the ones in flight.
 };
 
 DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& clock)
-    : service_(service), timer_(timer), clock_(clock), changed_(nullptr), read_ended_(nullptr) {
+    : service_(service),
+      timer_(timer),
+      clock_(clock),
+      changed_(nullptr),
+      read_ended_(nullptr),
+      tasks_(*this) {
   fire(change_, changed_);
   fire(read_end_, read_ended_);
 }
 
 DirectReads::~DirectReads() noexcept(false) = default;
+
+void DirectReads::taskFailed(kj::Exception&& exception) {
+  PEGA_ASSERT(false, "fetching blocks of another node failed: {}", error_from(exception).detail);
+}
 
 void DirectReads::use_nodes(const Id128& server, cluster::Peers& peers, Fetches& fetches) {
   server_ = server;
@@ -217,21 +235,32 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
     end_far(*opening);
     return Result<void>(fail(Errc::kTimeout, "no block arrived"));
   }
-  if (opening->answer && *opening->answer && (*opening->answer)->sealed != 0) return fetch(opening);
-  std::size_t& waits = waits_of_[opening->connection];
-  if (waits >= kMostWaits) {
+  auto cancelled = begin_wait(opening);
+  if (!cancelled) {
     end_far(*opening);
-    return Result<void>(fail(Errc::kBusy, "{} calls wait for blocks already", waits));
+    return Result<void>(tl::unexpected<Error>(std::move(cancelled.error())));
   }
+  if (opening->answer && *opening->answer && (*opening->answer)->sealed != 0) {
+    return fetch(opening, kj::mv(*cancelled));
+  }
+  kj::Promise<void> news = next_change();
+  KJ_IF_MAYBE (asking, opening->asking) news = news.exclusiveJoin(asking->addBranch());
+  TimePoint until = std::min<TimePoint>(opening->deadline, now + kRetry);
+  if (opening->ask_at > now) until = std::min(until, opening->ask_at);
+  return news.exclusiveJoin(kj::mv(*cancelled))
+      .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
+      .then([this, opening]() { return try_open(opening); });
+}
+
+/// Enters a call among those that wait. The promise resolves when it is released.
+Result<kj::Promise<void>> DirectReads::begin_wait(const OneOpening& opening) {
+  std::size_t& waits = waits_of_[opening->connection];
+  if (waits >= kMostWaits) return fail(Errc::kBusy, "{} calls wait for blocks already", waits);
   ++waits;
   waiting_.emplace(Pin{opening->connection, static_cast<std::uint64_t>(opening->pin)}, opening);
   auto cancel = kj::newPromiseAndFulfiller<void>();
   opening->cancel = kj::mv(cancel.fulfiller);
-  kj::Promise<void> news = next_change();
-  KJ_IF_MAYBE (asking, opening->asking) news = news.exclusiveJoin(asking->addBranch());
-  return news.exclusiveJoin(kj::mv(cancel.promise))
-      .exclusiveJoin(timer_.afterDelay(to_kj(std::min<Duration>(opening->deadline - now, kRetry))))
-      .then([this, opening]() { return try_open(opening); });
+  return kj::mv(cancel.promise);
 }
 
 void DirectReads::end_wait(const Opening& opening) {
@@ -313,10 +342,11 @@ bool DirectReads::open_far(const OneOpening& opening) {
     if (!piece.blocks.empty() && pass_on(one, piece)) return true;
     if (piece.sealed != 0) return false;  // They are fetched.
   }
-  // Without an answer, the next look asks again, after kRetry at the latest.
-  const bool has_failed = one.answer && (!*one.answer || !(*one.answer)->blocks.empty());
+  const TimePoint now = clock_.now();
+  // An answer of no use: a node that answers at once is not asked in a loop.
+  if (one.answer) one.ask_at = now + kRetry;
   if (one.answer) end_far(one);
-  if (one.read == 0 && !has_failed && clock_.now() < one.deadline) ask_far(one);
+  if (one.read == 0 && now >= one.ask_at && now < one.deadline) ask_far(one);
   return false;
 }
 
@@ -357,50 +387,56 @@ void DirectReads::end_far(Opening& opening) {
   if (opening.read != 0) far_->end(opening.node, std::exchange(opening.read, 0));
 }
 
-kj::Promise<Result<void>> DirectReads::fetch(const OneOpening& opening) {
+kj::Promise<Result<void>> DirectReads::fetch(const OneOpening& opening,
+                                             kj::Promise<void>&& cancelled) {
   end_far(*opening);
-  const Id128 token = Id128::random();
-  const auto claimed = service_.claim(opening->connection, token, opening->keys);
-  if (!claimed) return Result<void>(tl::unexpected<Error>(claimed.error()));
-  opening->fetched = claimed->blocks;
+  const auto claim = std::make_shared<Claim>();
+  claim->deadline = std::min<TimePoint>(opening->deadline, clock_.now() + kFetchTime);
   kj::Promise<void> extended = kj::READY_NOW;
-  KJ_IF_MAYBE (more, fetches_->extend(opening->connection, token, opening->keys, claimed->blocks,
-                                      {}, {.nodes = {opening->node}})) {
-    extended =
-        more->then([opening](const Fetches::Extension& each) { opening->fetched += each.blocks; });
+  if (const auto found = service_.claim(opening->connection, claim->token, opening->keys)) {
+    claim->blocks = found->blocks;
+    KJ_IF_MAYBE (more, fetches_->extend(opening->connection, claim->token, opening->keys,
+                                        found->blocks, {}, {.nodes = {opening->node}})) {
+      // It runs to its end in any case, because it takes frames.
+      auto forked =
+          more->then([claim](const Fetches::Extension& each) { claim->blocks += each.blocks; })
+              .fork();
+      tasks_.add(forked.addBranch());
+      extended = forked.addBranch();
+    }
   }
-  const TimePoint deadline = std::min<TimePoint>(opening->deadline, clock_.now() + kFetchTime);
-  return extended
-      .then([this, opening, token, deadline]() { return await_arrival(opening, token, deadline); })
-      .then([this, opening, token]() -> kj::Promise<Result<void>> {
-        Result<CacheService::Opened> opened;
-        if (opening->fetched != 0) {
-          opened =
-              service_.open_arrived(opening->connection, token, 0, opening->fetched, opening->pin);
-        }
-        fetches_->ended(token);
-        (void)service_.unclaim(opening->connection, token);
-        if (opened && !opened->slots.empty()) {
-          answer_slots(*opening, *opened);
-          write_gone(*opening);
-          return Result<void>();
-        }
-        // They did not come, or only now: looks again soon.
-        return timer_.afterDelay(to_kj(kRetry)).then([this, opening]() {
+  return extended.then([this, claim]() { return await_arrival(claim); })
+      .exclusiveJoin(timer_.afterDelay(to_kj(claim->deadline - clock_.now())))
+      .exclusiveJoin(kj::mv(cancelled))
+      .then([this, opening, claim]() -> kj::Promise<Result<void>> {
+        const bool has_answer = open_claimed(*opening, *claim);
+        fetches_->ended(claim->token);
+        (void)service_.unclaim(opening->connection, claim->token);
+        if (!has_answer) {
+          opening->ask_at = clock_.now() + kRetry;
           return try_open(opening);
-        });
+        }
+        end_wait(*opening);
+        write_gone(*opening);
+        return Result<void>();
       });
 }
 
-kj::Promise<void> DirectReads::await_arrival(const OneOpening& opening, const Id128& token,
-                                             TimePoint deadline) {
-  const TimePoint now = clock_.now();
-  if (opening->fetched == 0 || now >= deadline) return kj::READY_NOW;
-  const auto here = service_.arrived(token, 0, opening->fetched);
-  if (!here || *here >= opening->fetched) return kj::READY_NOW;
-  return fetches_->progress()
-      .exclusiveJoin(timer_.afterDelay(to_kj(deadline - now)))
-      .then([this, opening, token, deadline]() { return await_arrival(opening, token, deadline); });
+/// Answers with the blocks of the claim that have arrived.
+bool DirectReads::open_claimed(Opening& opening, const Claim& claim) {
+  if (opening.is_cancelled || claim.blocks == 0) return false;
+  const auto opened =
+      service_.open_arrived(opening.connection, claim.token, 0, claim.blocks, opening.pin);
+  if (!opened || opened->slots.empty()) return false;
+  answer_slots(opening, *opened);
+  return true;
+}
+
+kj::Promise<void> DirectReads::await_arrival(const std::shared_ptr<const Claim>& claim) {
+  if (claim->blocks == 0 || clock_.now() >= claim->deadline) return kj::READY_NOW;
+  const auto here = service_.arrived(claim->token, 0, claim->blocks);
+  if (!here || *here >= claim->blocks) return kj::READY_NOW;
+  return fetches_->progress().then([this, claim]() { return await_arrival(claim); });
 }
 
 void DirectReads::write_gone(Opening& opening) {

@@ -35,7 +35,7 @@ class Fetches;
 /// Answers openNext and awaitReads: finds blocks in the pool or in the memory of another worker,
 /// and waits for them. If the call names another node, its pool and its workers count, too.
 /// Thread-bound: the RPC thread.
-class DirectReads {
+class DirectReads final : private kj::TaskSet::ErrorHandler {
  public:
   /// The longest wait for the readers of a job that has ended.
   static constexpr std::chrono::seconds kReadPatience{2};
@@ -115,10 +115,12 @@ class DirectReads {
 
  private:
   struct Opening;
+  struct Claim;
   using OneOpening = std::shared_ptr<Opening>;
   using Pin = std::pair<Id128, std::uint64_t>;
 
   kj::Promise<Result<void>> try_open(const OneOpening& opening);
+  Result<kj::Promise<void>> begin_wait(const OneOpening& opening);
   void end_wait(const Opening& opening);
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
@@ -130,9 +132,10 @@ class DirectReads {
   /// The caller has its answer, or wants none.
   void end_far(Opening& opening);
   /// Fetches blocks of another node's pool, and answers with those that arrive in time.
-  kj::Promise<Result<void>> fetch(const OneOpening& opening);
-  kj::Promise<void> await_arrival(const OneOpening& opening, const Id128& token,
-                                  TimePoint deadline);
+  kj::Promise<Result<void>> fetch(const OneOpening& opening, kj::Promise<void>&& cancelled);
+  bool open_claimed(Opening& opening, const Claim& claim);
+  kj::Promise<void> await_arrival(const std::shared_ptr<const Claim>& claim);
+  void taskFailed(kj::Exception&& exception) override;
   void write_memory_of(Opening& opening, SourceId source, const OfferedMemory& memory);
   void answer_slots(Opening& opening, const CacheService::Opened& opened);
   /// Names the sources that the caller knows and that have left.
@@ -157,6 +160,7 @@ class DirectReads {
   kj::ForkedPromise<void> changed_;
   kj::Own<kj::PromiseFulfiller<void>> read_end_;
   kj::ForkedPromise<void> read_ended_;
+  kj::TaskSet tasks_;
 };
 
 }  // namespace pegaflow::server

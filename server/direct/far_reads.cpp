@@ -65,6 +65,13 @@ void FarReads::forget(const Id128& node, std::span<const std::uint64_t> gone) {
 }
 
 Result<FarReads::Source> FarReads::source_of(const Id128& node, PeerPiece& piece) {
+  Result<Source> source = checked_source(node, piece);
+  cluster::PeerLink* const link = peers_->ready_link(node);
+  if (!source && link != nullptr) link->lost(link->life(), source.error().detail);
+  return source;
+}
+
+Result<FarReads::Source> FarReads::checked_source(const Id128& node, PeerPiece& piece) {
   const Far name{node, piece.source};
   if (piece.memory && !sources_.contains(name)) {
     if (sources_.size() >= kMostSources) forget_lost();
@@ -75,7 +82,17 @@ Result<FarReads::Source> FarReads::source_of(const Id128& node, PeerPiece& piece
     return fail(Errc::kInternal, "node {} did not describe the memory of its worker {}",
                 to_string(node), piece.source);
   }
-  return Source{.name = found->second.name, .memory = &found->second.memory};
+  const OfferedMemory& memory = found->second.memory;
+  const bool has_blocks =
+      std::ranges::all_of(piece.blocks, [&](std::uint32_t block) { return block < memory.blocks; });
+  const bool has_guards =
+      piece.guards.size() <= piece.blocks.size() &&
+      std::ranges::all_of(piece.guards, [&](const auto& one) { return one.place < memory.guards; });
+  if (!has_blocks || !has_guards) {
+    return fail(Errc::kInternal, "node {} named blocks or guards that its worker {} does not have",
+                to_string(node), piece.source);
+  }
+  return Source{.name = found->second.name, .memory = &memory};
 }
 
 void FarReads::forget_lost() {

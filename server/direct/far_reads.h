@@ -62,7 +62,8 @@ class FarReads {
   };
   /// These workers of that node have left.
   void forget(const Id128& node, std::span<const std::uint64_t> gone);
-  /// The source of an answer of that node. Errors: kInternal if its memory is not known.
+  /// The source of an answer of that node. Errors: kInternal if its memory is not known, or does
+  /// not have the blocks or guards; the connection to the node then ends.
   Result<Source> source_of(const Id128& node, PeerPiece& piece);
   /// Whether the name is that of a worker of another node, which is connected.
   [[nodiscard]] bool has(SourceId source) const;
@@ -88,6 +89,7 @@ class FarReads {
   using Far = std::pair<Id128, std::uint64_t>;  ///< A node, and its name for the worker.
   using Pin = std::pair<Id128, std::uint64_t>;
 
+  Result<Source> checked_source(const Id128& node, PeerPiece& piece);
   void forget_lost();
 
   CacheService& service_;

@@ -1,11 +1,14 @@
 // Blocks that an engine reads out of the memory of an engine of another node while that saves them.
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -31,15 +34,50 @@ Errc code_of(const Mover::Finished& job) {
   return job.error->code;
 }
 
+/// A fabric whose reads wait until the test lets them go.
+class HeldFabric final : public Fabric {
+ public:
+  HeldFabric(std::unique_ptr<Fabric> inner, std::atomic<bool>& is_held)
+      : inner_(std::move(inner)), is_held_(is_held) {}
+
+  Result<RegionId> register_region(const Memory& memory) override {
+    return inner_->register_region(memory);
+  }
+  Result<void> lend(RegionId region, TimePoint until) override {
+    return inner_->lend(region, until);
+  }
+  void unregister_region(RegionId region) override { inner_->unregister_region(region); }
+  [[nodiscard]] FabricDescriptor describe() const override { return inner_->describe(); }
+  Result<PeerId> connect(const FabricDescriptor& peer) override { return inner_->connect(peer); }
+  Result<void> disconnect(PeerId peer) override { return inner_->disconnect(peer); }
+  Result<void> read(Batch batch) override {
+    if (!is_held_) return inner_->read(std::move(batch));
+    held_ = std::thread([this, batch = std::move(batch)]() mutable {
+      while (is_held_) std::this_thread::yield();
+      batch.deadline = std::chrono::steady_clock::now() + kHang;
+      if (!inner_->read(std::move(batch))) std::abort();
+    });
+    return {};
+  }
+  Result<void> cancel(std::uint64_t ticket) override { return inner_->cancel(ticket); }
+  ~HeldFabric() override {
+    if (held_.joinable()) held_.join();
+  }
+
+ private:
+  std::unique_ptr<Fabric> inner_;
+  std::atomic<bool>& is_held_;
+  std::thread held_;
+};
+
 /// A worker whose memory engines of other nodes read over sockets.
 struct FarWorker {
   static constexpr std::size_t kBlocks = 64;
   static constexpr std::size_t kPage = 2 * 8 * 1024;
 
   FarWorker(const std::string& socket, const std::string& name, const std::string& group = "pd",
-            bool has_network = true)
+            bool has_network = true, Mover::Options mover = patient_mover())
       : memory(engine_memory(2, kPage / 2, kBlocks)) {
-    Mover::Options mover = patient_mover();
     mover.direct_group = group;
     TestEngine::Options options;
     options.socket = socket;
@@ -49,8 +87,10 @@ struct FarWorker {
     if (has_network) {
       network = NetworkDevice::create(
                     device, memory.layout(),
-                    [](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
-                      return TcpFabric::create({.listen = "127.0.0.1:0"}, clock(), std::move(sink));
+                    [this](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
+                      PEGA_TRY_LET(auto sockets, TcpFabric::create({.listen = "127.0.0.1:0"},
+                                                                   clock(), std::move(sink)));
+                      return std::make_unique<HeldFabric>(std::move(sockets), is_held);
                     },
                     clock(), {})
                     .value();
@@ -75,6 +115,7 @@ struct FarWorker {
   }
 
   EngineMemory memory;
+  std::atomic<bool> is_held = false;  ///< Its next read waits.
   std::shared_ptr<SlowDevice> device = std::make_shared<SlowDevice>();
   std::unique_ptr<NetworkDevice> network;
   std::unique_ptr<TestEngine> engine;
@@ -83,9 +124,9 @@ struct FarWorker {
 /// A node with a prefill engine, and one with a decode engine that may ask the first.
 struct FarPair {
   explicit FarPair(const std::string& prefill_group = "pd", bool prefill_has_network = true,
-                   bool decode_has_network = true)
+                   bool decode_has_network = true, Mover::Options mover = patient_mover())
       : prefill(p.socket(), "prefill", prefill_group, prefill_has_network),
-        decode(d.socket(), "decode", "pd", decode_has_network) {
+        decode(d.socket(), "decode", "pd", decode_has_network, std::move(mover)) {
     REQUIRE(sees(d, at[0]));
   }
 
@@ -297,6 +338,58 @@ TEST_SUITE("direct reads between nodes") {
                             milliseconds(300)));
     CHECK(code_of(f.decode.engine->next_finished()) == Errc::kTimeout);
     CHECK(f.d.metric_becomes("pegaflow_direct_waits", 0));
+  }
+
+  TEST_CASE("blocks that were overwritten before they were read do not count") {
+    for (const bool ignores_guards : {false, true}) {
+      CAPTURE(ignores_guards);
+      Mover::Options mover = patient_mover();
+      mover.mistakes.checks_guards_first = ignores_guards;
+      FarPair f("pd", true, true, mover);
+      const Numbers numbers = numbers_from(1, 8);
+      f.begin_save(1, numbers, blocks_from(0, 8));
+      f.decode.is_held = true;
+      REQUIRE(f.follow(9, numbers, blocks_from(20, 8)));
+      REQUIRE(f.d.metric_becomes("pegaflow_direct_far_reads_total", 1));
+      f.prefill.device->allow_all();
+      // The save waits for the reader, for 2 s.
+      CHECK(f.prefill.engine->next_finished().blocks == 8);
+      for (const std::uint32_t block : blocks_from(0, 8)) f.prefill.memory.fill(block, 0xBAD);
+      f.decode.is_held = false;
+
+      const Mover::Finished loaded = f.decode.engine->next_finished();
+      CHECK(loaded.blocks == 8);
+      const std::size_t wrong = f.decode.engine->wrong_blocks(numbers, blocks_from(20, 8));
+      // The planted mistake shows that the guards are what keeps these bytes out.
+      CHECK((wrong != 0) == ignores_guards);
+      CHECK((loaded.direct_bytes != 0) == ignores_guards);
+      f.check_nothing_is_left();
+    }
+  }
+
+  TEST_CASE("a load that is cancelled while its blocks cannot be fetched ends at once") {
+    FarPair f;
+    const Numbers numbers = numbers_from(1, 4);
+    CHECK(f.prefill.engine->save(numbers, blocks_from(0, 4)).blocks == 4);
+    // Another engine of the decode engine's node saves them, so they cannot be fetched.
+    FarWorker other(f.d.socket(), "other", "another group");
+    other.device->hold();
+    REQUIRE(other.engine->start_save(1, numbers, blocks_from(0, 4)));
+    REQUIRE(f.d.metric_becomes("pegaflow_reservations", 1));
+    REQUIRE(f.follow(1, numbers, blocks_from(30, 4)));
+    REQUIRE(f.d.metric_becomes("pegaflow_direct_waits", 1));
+    const auto begin = std::chrono::steady_clock::now();
+    f.decode.engine->mover().cancel_load(1);
+    CHECK(code_of(f.decode.engine->next_finished()) == Errc::kCancelled);
+    // Its question alone may take 10 s.
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+
+    // One that is late neither leaves a pin nor ends before its time.
+    REQUIRE(f.follow(2, numbers, blocks_from(30, 4), milliseconds(600)));
+    CHECK(code_of(f.decode.engine->next_finished()) == Errc::kTimeout);
+    other.device->allow_all();
+    CHECK(other.engine->next_finished().blocks == 4);
+    f.check_nothing_is_left();
   }
 
   TEST_CASE("a killed prefill engine ends a load with what was read") {

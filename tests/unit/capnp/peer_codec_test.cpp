@@ -75,6 +75,11 @@ TEST_SUITE("peer codec") {
     piece.guards[1].blocks = 2;
     CHECK(contradicts(3));
     piece.guards[1].blocks = 1;
+    piece.guards[0].value = 0;  // Closed.
+    CHECK(contradicts(3));
+    piece.guards = {{1, 11, 3}, {2, 12, 0}};
+    CHECK(contradicts(3));
+    piece.guards = {{1, 11, 2}, {2, 12, 1}};
     piece.source = 0;
     CHECK(contradicts(3));
     piece = {.sealed = 4};

@@ -1,6 +1,8 @@
 // The guards of blocks that other engines read, and what a mover knows of those engines.
 #include <csignal>
 #include <memory>
+#include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -134,6 +136,75 @@ struct Reader {
 };
 
 const std::vector<std::uint32_t> kThree = {5, 1, 7};
+
+/// A device that takes any peer of another host, and reads nothing.
+class FarDevice final : public Device {
+ public:
+  Result<void> attach(std::span<const PageLayout>, std::span<std::byte>, CompletionSink) override {
+    return {};
+  }
+  void detach() override {}
+  Result<void> add_peer(std::uint64_t peer, const PeerMemory& memory) override {
+    if (memory.process >= 0 || !memory.network) return fail(Errc::kRefused, "not far");
+    peers.insert(peer);
+    return {};
+  }
+  void remove_peer(std::uint64_t peer) override { peers.erase(peer); }
+  Result<Event> record_event(Queue) override { return Event::kNow; }
+  Result<void> submit(Batch) override { return {}; }
+  void cancel(std::uint64_t) override {}
+
+  std::set<std::uint64_t> peers;
+};
+
+TEST_SUITE("engines of other hosts whose memory is read") {
+  TEST_CASE("blocks count as far as their guards had their values behind them") {
+    FarDevice device;
+    Sources sources(device);
+    REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
+    CHECK(sources.known() == std::vector<std::uint64_t>{9});
+    const std::vector<BlockGuard> both = {{{.place = 3, .value = 77}, 2},
+                                          {{.place = 1, .value = 78}, 1}};
+    const auto read = [&](const std::vector<std::uint64_t>& values) {
+      const Sources::Reading reading = sources.begin(9, kThree, both).value();
+      CHECK(reading.guards == std::vector<std::uint32_t>{3, 1});
+      return sources.end(9, both, values);
+    };
+    CHECK(read({77, 78}) == 3);
+    CHECK(read({77, 0}) == 2);
+    CHECK(read({77, 79}) == 2);
+    CHECK(read({0, 78}) == 0);
+    CHECK(read({77}) == 2);
+    CHECK(read({}) == 0);
+    CHECK(sources.begin(9, kThree, std::vector<BlockGuard>{{{.place = 4, .value = 1}, 3}})
+              .error()
+              .code == Errc::kInternal);
+  }
+
+  TEST_CASE("one that cannot be read is left alone, and stays known meanwhile") {
+    FarDevice device;
+    Sources sources(device);
+    REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
+    CHECK(sources.suspend(9, {Errc::kPeerLost, "planted"}));
+    CHECK(sources.suspend(9, {Errc::kPeerLost, "planted"}));
+    const std::vector<BlockGuard> guards = {{{.place = 0, .value = 1}, 3}};
+    CHECK(sources.begin(9, kThree, guards).error().code == Errc::kRefused);
+    CHECK(sources.known() == std::vector<std::uint64_t>{9});
+    CHECK_FALSE(sources.suspend(10, {Errc::kPeerLost, "planted"}));
+    // The server no longer has it.
+    sources.forget(9);
+    CHECK(device.peers.empty());
+    CHECK(sources.known().empty());
+  }
+
+  TEST_CASE("one of this host is never left alone for a failed read") {
+    Reader f;
+    REQUIRE(f.add(9, pidfd_of(::getpid())));
+    CHECK_FALSE(f.sources.suspend(9, {Errc::kTimeout, "planted"}));
+    CHECK(f.sources.begin(9, kThree, std::vector<BlockGuard>{{f.guards->open().value(), 3}}));
+    CHECK(f.sources.end(9, {}) == 0);
+  }
+}
 
 TEST_SUITE("engines whose memory is read") {
   TEST_CASE("the blocks before the first closed guard are good") {
