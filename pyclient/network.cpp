@@ -29,6 +29,10 @@ Result<UcxFabric::Options> rails_of(const NetworkChoice& choice) {
   if (const char* const interfaces = std::getenv(kTestVariable)) {
     options.rails = {interfaces};
     options.sockets = true;
+    kLog.warn(
+        "UCX over TCP is for tests: any host that reaches interface={} may read all memory of this "
+        "process",
+        interfaces);
     return options;
   }
   const bool is_any = choice.nics == std::vector<std::string>{kAllCards};
