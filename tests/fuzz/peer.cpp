@@ -30,6 +30,8 @@
 #include "cluster/peer_proof.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
+#include "server/direct/direct_reads.h"
+#include "server/direct/peer_offers.h"
 #include "server/rpc/peer_gate.h"
 #include "server/rpc/rpc_server.h"
 #include "tests/fuzz/peer_names.h"
@@ -66,12 +68,16 @@ class Target {
     watches_ = std::make_unique<cluster::EpochWatches>(
         service_->epochs(), io_.provider->getTimer(),
         [](const cluster::EpochWatches::Dialer&) { return false; });
+    direct_ = std::make_unique<server::DirectReads>(*service_, io_.provider->getTimer(), clock_);
+    offers_ =
+        std::make_unique<server::PeerOffers>(*service_, *direct_, io_.provider->getTimer(), clock_);
     context_.reset(new server::PeerContext{.service = *service_,
                                            .watches = *watches_,
                                            .background = *background_,
                                            .lanes = *lanes_,
                                            .own = own_,
-                                           .clock = clock_});
+                                           .clock = clock_,
+                                           .offers = *offers_});
     store_blocks();
     rpc_ = std::make_unique<server::RpcServer>(io_, server::RpcServer::Options(), counters_);
     rpc_->serve(peer_service(*context_), listener_.get());
@@ -221,6 +227,8 @@ class Target {
   std::unique_ptr<server::Background> background_;
   std::unique_ptr<cluster::Lanes> lanes_;
   std::unique_ptr<cluster::EpochWatches> watches_;
+  std::unique_ptr<server::DirectReads> direct_;
+  std::unique_ptr<server::PeerOffers> offers_;
   std::unique_ptr<server::PeerContext> context_;
   sockaddr_un address_{};
   UniqueFd listener_;
