@@ -11,7 +11,6 @@ namespace {
 constexpr std::size_t kMaxBackendBytes = 64;
 constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;  // A worker's address a rail.
 constexpr std::size_t kMaxKeyBytes = std::size_t{64} << 10;
-constexpr unsigned kMaxRegions = 512;  // A worker has one or more for each layer.
 
 std::vector<std::byte> to_bytes(::capnp::Data::Reader data) {
   const std::span<const ::kj::byte> bytes(data.begin(), data.size());
@@ -194,7 +193,7 @@ Result<std::vector<RegisteredKind>> read_kinds(::capnp::List<wire::Kind>::Reader
 Result<FabricDescriptor> read_fabric(wire::Fabric::Reader reader) {
   const auto regions = reader.getRegions();
   if (reader.getBackend().size() > kMaxBackendBytes ||
-      reader.getAddress().size() > kMaxAddressBytes || regions.size() > kMaxRegions) {
+      reader.getAddress().size() > kMaxAddressBytes || regions.size() > kMaxRegionsOnWire) {
     return fail(Errc::kInvalidArgument, "a fabric of {} regions, or with long names",
                 regions.size());
   }

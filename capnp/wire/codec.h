@@ -67,6 +67,8 @@ inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's
 inline constexpr std::size_t kMaxGroupBytes = 64;        ///< Limit of a direct group's name.
 inline constexpr std::size_t kMaxSegmentsOnWire = 1024;  ///< Segments of a page.
 inline constexpr std::uint32_t kMaxGuards = 65536;       ///< Guards of a worker.
+/// Regions of a fabric: a worker may have one or more for each layer.
+inline constexpr unsigned kMaxRegionsOnWire = 512;
 
 Id128 read_id(wire::Id128::Reader reader);
 void write_id(const Id128& id, wire::Id128::Builder builder);

@@ -52,7 +52,8 @@ void read_one(unsigned kind, capnp::MessageReader& message) {
       break;
     case 6:
       if (const auto fabric = read_fabric(message.getRoot<wire::Fabric>())) {
-        PEGA_ASSERT(fabric->regions.size() <= 64, "{} regions", fabric->regions.size());
+        PEGA_ASSERT(fabric->regions.size() <= kMaxRegionsOnWire, "{} regions",
+                    fabric->regions.size());
         capnp::MallocMessageBuilder again;
         write_fabric(*fabric, again.initRoot<wire::Fabric>());
       }
