@@ -30,7 +30,7 @@ namespace pegaflow {
 ///
 /// The guards of a batch are read after all its bytes have arrived. If a guard then has the value
 /// that it had before its owner gave away the block, and the owner changes the guard before it
-/// changes the block, the bytes are those that the owner guarded.
+/// changes the block, the reader has the guarded bytes.
 ///
 /// Completions of such batches are delivered on a thread of this object, which sleeps while none is
 /// due. Batches of the other device complete on its threads, possibly at the same time.

@@ -269,7 +269,7 @@ void Reads::run() {
   }
 }
 
-/// Only those that have ended by now: completions of the fabric come first.
+/// Reports the reads that have ended by now. The completions of the fabric were taken before.
 void Reads::report() {
   std::vector<Ended> ended;
   {

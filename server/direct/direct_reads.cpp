@@ -92,7 +92,7 @@ void DirectReads::taskFailed(kj::Exception&& exception) {
 void DirectReads::use_nodes(const Id128& server, cluster::Peers& peers, Fetches& fetches) {
   server_ = server;
   fetches_ = &fetches;
-  far_.emplace(service_, offers_, &peers);
+  far_.emplace(service_, offers_, peers);
 }
 
 DirectStats DirectReads::stats() const {
@@ -176,13 +176,8 @@ std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockK
   if (offers_.stats().blocks == 0 || beyond.empty()) return 0;
   const auto reach = service_.direct_reach(connection);
   if (!reach) return 0;
-  std::vector<Offers::Reader> readers;
-  for (const Id128& worker : reach->workers) {
-    auto reader = offers_.reader(worker);
-    if (!reader) return 0;
-    readers.push_back(std::move(*reader));
-  }
-  return offers_.count(readers, reach->generation, beyond);
+  const auto readers = offers_.readers(reach->workers);
+  return readers ? offers_.count(*readers, reach->generation, beyond) : 0;
 }
 
 kj::Maybe<kj::Promise<std::size_t>> DirectReads::offered_at(
@@ -252,7 +247,7 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
       .then([this, opening]() { return try_open(opening); });
 }
 
-/// Enters a call among those that wait. The promise resolves when it is released.
+/// Adds the call to the waiting ones. The promise resolves when the worker releases its pin.
 Result<kj::Promise<void>> DirectReads::begin_wait(const OneOpening& opening) {
   std::size_t& waits = waits_of_[opening->connection];
   if (waits >= kMostWaits) return fail(Errc::kBusy, "{} calls wait for blocks already", waits);
@@ -303,32 +298,37 @@ bool DirectReads::open_in_memory(Opening& opening) {
   const auto found = offers_.begin_read(opening.connection, *reader, reach->generation,
                                         opening.keys, static_cast<std::uint64_t>(opening.pin));
   if (!found) return false;
-  auto results = opening.call.getResults();
-  write_numbers<std::uint32_t>(found->blocks,
-                               results.initBlocks(static_cast<unsigned>(found->blocks.size())));
-  auto guards = results.initGuards(static_cast<unsigned>(found->guards.size()));
-  for (unsigned i = 0; i < guards.size(); ++i) {
-    guards[i].setPlace(found->guards[i].guard.place);
-    guards[i].setValue(found->guards[i].guard.value);
-    guards[i].setBlocks(found->guards[i].blocks);
-  }
   const Offers::Source& source = *found->source;
-  write_memory_of(opening, source.id, source.memory.for_this_node());
-  if (!results.hasMemory()) return true;
-  results.getMemory().setGuards(
-      kj::heap<CarriedDescriptor<wire::Guards>>(source.guards.get(), found->source));
+  answer_blocks(opening, found->blocks, guards_of(*found), source.id);
+  if (knows(opening, source.id)) return true;
+  auto results = opening.call.getResults();
+  auto memory = results.initMemory();
+  write_memory(source.memory.for_this_node(), memory);
+  memory.setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(source.guards.get(), found->source));
   results.setProcess(
       kj::heap<CarriedDescriptor<wire::ProcessHandle>>(source.process.get(), found->source));
   return true;
 }
 
-void DirectReads::write_memory_of(Opening& opening, SourceId source, const OfferedMemory& memory) {
+void DirectReads::answer_blocks(Opening& opening, std::span<const std::uint32_t> blocks,
+                                std::span<const PeerPiece::Guard> guards, SourceId source) {
   auto results = opening.call.getResults();
-  results.setSource(static_cast<std::uint64_t>(source));
-  for (const std::uint64_t known : opening.call.getParams().getKnown()) {
-    if (SourceId{known} == source) return;
+  write_numbers(blocks, results.initBlocks(static_cast<unsigned>(blocks.size())));
+  auto list = results.initGuards(static_cast<unsigned>(guards.size()));
+  for (unsigned i = 0; i < list.size(); ++i) {
+    list[i].setPlace(guards[i].place);
+    list[i].setValue(guards[i].value);
+    list[i].setBlocks(guards[i].blocks);
   }
-  write_memory(memory, results.initMemory());
+  results.setSource(static_cast<std::uint64_t>(source));
+}
+
+bool DirectReads::knows(const Opening& opening, SourceId source) {
+  OpenNext call = opening.call;
+  for (const std::uint64_t known : call.getParams().getKnown()) {
+    if (SourceId{known} == source) return true;
+  }
+  return false;
 }
 
 // ---- blocks of another node
@@ -353,16 +353,10 @@ bool DirectReads::open_far(const OneOpening& opening) {
 bool DirectReads::pass_on(Opening& opening, PeerPiece& piece) {
   const auto source = far_->source_of(opening.node, piece);
   if (!source) return false;
-  auto results = opening.call.getResults();
-  write_numbers<std::uint32_t>(piece.blocks,
-                               results.initBlocks(static_cast<unsigned>(piece.blocks.size())));
-  auto guards = results.initGuards(static_cast<unsigned>(piece.guards.size()));
-  for (unsigned i = 0; i < guards.size(); ++i) {
-    guards[i].setPlace(piece.guards[i].place);
-    guards[i].setValue(piece.guards[i].value);
-    guards[i].setBlocks(piece.guards[i].blocks);
+  answer_blocks(opening, piece.blocks, piece.guards, source->name);
+  if (!knows(opening, source->name)) {
+    write_memory(*source->memory, opening.call.getResults().initMemory());
   }
-  write_memory_of(opening, source->name, *source->memory);
   far_->began(opening.connection, static_cast<std::uint64_t>(opening.pin), opening.node,
               std::exchange(opening.read, 0), piece.blocks.size());
   return true;

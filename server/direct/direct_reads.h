@@ -50,7 +50,8 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   /// others' calls more than that.
   static constexpr std::chrono::milliseconds kBetweenLooks{1};
 
-  /// A wait for blocks of another node's pool ends with those that have arrived by then.
+  /// The longest wait for blocks of another node's pool before those that have arrived are
+  /// returned.
   static constexpr std::chrono::milliseconds kFetchTime{250};
 
   /// All outlive it.
@@ -131,12 +132,15 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   void ask_far(Opening& opening);
   /// The caller has its answer, or wants none.
   void end_far(Opening& opening);
-  /// Fetches blocks of another node's pool, and answers with those that arrive in time.
+  /// Fetches blocks of another node's pool, and returns those that arrive before the deadline.
   kj::Promise<Result<void>> fetch(const OneOpening& opening, kj::Promise<void>&& cancelled);
   bool open_claimed(Opening& opening, const Claim& claim);
   kj::Promise<void> await_arrival(const std::shared_ptr<const Claim>& claim);
   void taskFailed(kj::Exception&& exception) override;
-  void write_memory_of(Opening& opening, SourceId source, const OfferedMemory& memory);
+  static void answer_blocks(Opening& opening, std::span<const std::uint32_t> blocks,
+                            std::span<const PeerPiece::Guard> guards, SourceId source);
+  /// Whether the caller has the memory of that source.
+  [[nodiscard]] static bool knows(const Opening& opening, SourceId source);
   void answer_slots(Opening& opening, const CacheService::Opened& opened);
   /// Names the sources that the caller knows and that have left.
   void write_gone(Opening& opening);

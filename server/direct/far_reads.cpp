@@ -15,8 +15,16 @@ PeerReader to_wire(const Offers::Reader& reader) {
 
 }  // namespace
 
+std::vector<PeerPiece::Guard> guards_of(const Offers::Found& found) {
+  std::vector<PeerPiece::Guard> guards;
+  for (const Offers::Run& run : found.guards) {
+    guards.push_back({run.guard.place, run.guard.value, run.blocks});
+  }
+  return guards;
+}
+
 bool FarReads::may_read(const Id128& connection, const Id128& node) const {
-  const cluster::PeerLink* const link = peers_ == nullptr ? nullptr : peers_->ready_link(node);
+  const cluster::PeerLink* const link = peers_.ready_link(node);
   if (link == nullptr || !link->has_readable_workers()) return false;
   const auto reach = service_.direct_reach(connection);
   return reach && std::ranges::all_of(reach->workers, [this](const Id128& worker) {
@@ -30,9 +38,11 @@ kj::Promise<std::size_t> FarReads::reach(const Id128& connection, const Id128& n
   const auto wants = service_.wants(connection);
   const auto engine = service_.direct_reach(connection);
   if (!wants || !engine || !may_read(connection, node)) return std::size_t{0};
+  const auto workers = offers_.readers(engine->workers);
+  if (!workers) return std::size_t{0};
   std::vector<PeerReader> readers;
-  for (const Id128& worker : engine->workers) readers.push_back(to_wire(*offers_.reader(worker)));
-  return peers_->ready_link(node)
+  for (const Offers::Reader& each : *workers) readers.push_back(to_wire(each));
+  return peers_.ready_link(node)
       ->offered(wants->space, keys, readers)
       .then([](Result<PeerOffer>&& offer) {
         return offer ? offer->sealed + offer->offered : std::size_t{0};
@@ -53,11 +63,11 @@ kj::Promise<Result<PeerPiece>> FarReads::ask(const Id128& connection, const Id12
        known != sources_.end() && known->first.first == node; ++known) {
     question.known.push_back(known->first.second);
   }
-  return peers_->ready_link(node)->open_next(wants->space, keys, question);
+  return peers_.ready_link(node)->open_next(wants->space, keys, question);
 }
 
 void FarReads::end(const Id128& node, std::uint64_t read) const {
-  if (auto* const link = peers_->ready_link(node)) link->end_read(read);
+  if (auto* const link = peers_.ready_link(node)) link->end_read(read);
 }
 
 void FarReads::forget(const Id128& node, std::span<const std::uint64_t> gone) {
@@ -66,7 +76,7 @@ void FarReads::forget(const Id128& node, std::span<const std::uint64_t> gone) {
 
 Result<FarReads::Source> FarReads::source_of(const Id128& node, PeerPiece& piece) {
   Result<Source> source = checked_source(node, piece);
-  cluster::PeerLink* const link = peers_->ready_link(node);
+  cluster::PeerLink* const link = peers_.ready_link(node);
   if (!source && link != nullptr) link->lost(link->life(), source.error().detail);
   return source;
 }
@@ -97,7 +107,7 @@ Result<FarReads::Source> FarReads::checked_source(const Id128& node, PeerPiece& 
 
 void FarReads::forget_lost() {
   std::erase_if(sources_, [this](const auto& source) {
-    return peers_->ready_link(source.first.first) == nullptr;
+    return peers_.ready_link(source.first.first) == nullptr;
   });
   if (sources_.size() >= kMostSources) sources_.erase(sources_.begin());
 }
@@ -105,7 +115,7 @@ void FarReads::forget_lost() {
 bool FarReads::has(SourceId source) const {
   const auto found = std::ranges::find_if(
       sources_, [source](const auto& each) { return each.second.name == source; });
-  return found != sources_.end() && peers_->ready_link(found->first.first) != nullptr;
+  return found != sources_.end() && peers_.ready_link(found->first.first) != nullptr;
 }
 
 void FarReads::began(const Id128& connection, std::uint64_t pin, const Id128& node,

@@ -25,6 +25,9 @@ namespace pegaflow::server {
 
 class CacheService;
 
+/// The guards of a read that has begun, as they are sent.
+[[nodiscard]] std::vector<PeerPiece::Guard> guards_of(const Offers::Found& found);
+
 /// Asks the nodes of prefill engines for the blocks that their workers offer, and keeps what this
 /// node knows of those workers. The nodes decide nothing about bytes: readers compare guards.
 /// Thread-bound: the RPC thread.
@@ -33,8 +36,8 @@ class FarReads {
   /// Workers of other nodes whose memory is kept.
   static constexpr std::size_t kMostSources = 256;
 
-  /// All outlive it. `peers` is null if there are no other nodes.
-  FarReads(CacheService& service, Offers& offers, cluster::Peers* peers)
+  /// All outlive it.
+  FarReads(CacheService& service, Offers& offers, cluster::Peers& peers)
       : service_(service), offers_(offers), peers_(peers) {}
 
   /// Whether all workers of the caller's engine have registered memory with a network, and the node
@@ -94,7 +97,7 @@ class FarReads {
 
   CacheService& service_;
   Offers& offers_;
-  cluster::Peers* const peers_;
+  cluster::Peers& peers_;
   std::map<Far, Known> sources_;
   std::map<Pin, Far> reads_;  ///< To the node and the name of the read.
   std::uint64_t last_read_ = 0;

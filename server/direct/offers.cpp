@@ -132,6 +132,17 @@ std::optional<Offers::Reader> Offers::reader(const Id128& connection) const {
   return Reader{.group = source.memory.group, .shard = source.shard, .source = source.id};
 }
 
+std::optional<std::vector<Offers::Reader>> Offers::readers(
+    std::span<const Id128> connections) const {
+  std::vector<Reader> all;
+  for (const Id128& connection : connections) {
+    auto one = reader(connection);
+    if (!one) return std::nullopt;
+    all.push_back(std::move(*one));
+  }
+  return all;
+}
+
 const Offers::Entry* Offers::find(const Reader& reader, engine::SpaceId space,
                                   const BlockKey& key) const {
   const auto found = pages_.find({.space = space, .shard = reader.shard, .key = key});

@@ -109,6 +109,9 @@ class Offers {
   };
   /// The worker of this connection; no value without a source.
   [[nodiscard]] std::optional<Reader> reader(const Id128& connection) const;
+  /// The workers of all these connections; no value unless each has a source.
+  [[nodiscard]] std::optional<std::vector<Reader>> readers(
+      std::span<const Id128> connections) const;
 
   struct Run {
     Guarded guard;

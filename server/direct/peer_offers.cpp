@@ -6,6 +6,7 @@
 #include "capnp/wire/kj_time.h"
 #include "server/cache/cache_service.h"
 #include "server/direct/direct_reads.h"
+#include "server/direct/far_reads.h"
 
 namespace pegaflow::server {
 
@@ -81,9 +82,7 @@ PeerPiece PeerOffers::look(const Opening& opening) {
                                               question.read)) {
       piece.blocks = found->blocks;
       piece.source = static_cast<std::uint64_t>(found->source->id);
-      for (const Offers::Run& run : found->guards) {
-        piece.guards.push_back({run.guard.place, run.guard.value, run.blocks});
-      }
+      piece.guards = guards_of(*found);
       if (std::ranges::find(question.known, piece.source) == question.known.end()) {
         piece.memory = found->source->memory.for_other_nodes();
       }

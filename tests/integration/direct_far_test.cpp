@@ -25,15 +25,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::string error_of(const Mover::Finished& job) {
-  return job.error ? to_string(*job.error) : std::string();
-}
-
-Errc code_of(const Mover::Finished& job) {
-  REQUIRE(job.error);
-  return job.error->code;
-}
-
 /// A fabric whose reads wait until the test lets them go.
 class HeldFabric final : public Fabric {
  public:

@@ -21,15 +21,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Errc code_of(const Mover::Finished& job) {
-  REQUIRE(job.error);
-  return job.error->code;
-}
-
-std::string error_of(const Mover::Finished& job) {
-  return job.error ? to_string(*job.error) : std::string();
-}
-
 /// A prefill engine, a decode engine, and their server.
 struct Pair {
   explicit Pair(const std::string& prefill_group = "pd", const std::string& decode_group = "pd")

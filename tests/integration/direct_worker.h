@@ -14,6 +14,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <doctest/doctest.h>
+
 #include "base/os/unique_fd.h"
 #include "tests/support/slow_device.h"
 #include "tests/support/test_engine.h"
@@ -22,6 +24,15 @@ namespace pegaflow::testing {
 
 using Blocks = std::vector<std::uint32_t>;
 using Numbers = std::vector<std::uint64_t>;
+
+inline Errc code_of(const Mover::Finished& job) {
+  REQUIRE(job.error);
+  return job.error->code;
+}
+
+inline std::string error_of(const Mover::Finished& job) {
+  return job.error ? to_string(*job.error) : std::string();
+}
 
 /// PEGA_DIRECT_ROUNDS, the number of random rounds of each test, or this many.
 inline std::size_t direct_rounds(std::size_t usual) {

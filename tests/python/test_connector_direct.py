@@ -124,6 +124,19 @@ def check_short(d: Engine, loaded: int = CHUNK) -> None:
     assert forgets_all(d)
 
 
+def check_followed(d: Engine, length: int) -> None:
+    """The request was answered from one load that followed its prefill to the end, and that read at
+    least one chunk out of the other engine's memory.
+    """
+    answer = d.answers["x"]
+    answer.check()
+    assert answer.loaded == (length - 1 if length % BLOCK >= 2 else 992)
+    assert d.stats["direct_bytes"] >= CHUNK // BLOCK * d.connector._scheduler.rules.block_bytes
+    assert ended(d, "over") == ends(d, "over") == 1
+    assert not d.stats["load_failed_blocks"]
+    assert forgets_all(d)
+
+
 # ---- the prefill ends
 
 
@@ -150,15 +163,9 @@ def test_one_load_follows_the_whole_prefill(own_pega, prompt, length):
     tokens = prompt(length)
     with reading(own_pega, tokens) as (p, d):
         run_together([p, d])
-        answer = d.answers["x"]
-        answer.check()
-        assert answer.loaded == (length - 1 if length % BLOCK >= 2 else 992)
+        check_followed(d, length)
         assert d.stats["loads"] == 1
-        assert d.stats["loaded_blocks"] == -(-answer.loaded // BLOCK)
-        assert d.stats["direct_bytes"] >= CHUNK // BLOCK * d.connector._scheduler.rules.block_bytes
-        assert ended(d, "over") == ends(d, "over") == 1
-        assert not d.stats["load_failed_blocks"]
-        assert forgets_all(d)
+        assert d.stats["loaded_blocks"] == -(-d.answers["x"].loaded // BLOCK)
 
 
 def test_each_chunk_is_read_before_it_is_saved(own_pega, prompt):
