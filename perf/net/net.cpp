@@ -85,7 +85,7 @@ class Puller {
                                                  const NetOptions& options,
                                                  std::uint64_t memory_bytes) {
     std::unique_ptr<Puller> puller(new Puller(options));
-    PEGA_TRY_LET(std::shared_ptr<NetGpu> gpu, gpu_of(options.lane));
+    PEGA_TRY_LET(std::shared_ptr<cuda::Gpu> gpu, gpu_of(options.lane));
     PEGA_TRY_LET(puller->memory_, NetMemory::create(gpu, memory_bytes));
     const auto seed = static_cast<std::uint64_t>(options.common.seed);
     PEGA_TRY_LET(NetConnection connection, ask_holder(address, {.backend = options.lane.backend,
@@ -98,7 +98,7 @@ class Puller {
     puller->connection_ = std::move(connection);
     if (gpu == nullptr && puller->their_memory() != "host") {
       // UCX over TCP reads a peer's GPU memory only if it may use a GPU here.
-      if (auto any = NetGpu::open(0)) gpu = std::move(*any);
+      if (auto any = open_gpu(0)) gpu = std::move(*any);
     }
     PEGA_TRY_LET(const tcp::SocketAddress near,
                  tcp::SocketAddress::near_end(puller->connection_->socket.get()));

@@ -210,7 +210,7 @@ struct Held {
 
 Result<NetOffer> hold(const NetRequest& request, int socket, const NetLane& lane,
                       const Clock& clock, Held& held) {
-  PEGA_TRY_LET(const std::shared_ptr<NetGpu> gpu, gpu_of(lane));
+  PEGA_TRY_LET(const std::shared_ptr<cuda::Gpu> gpu, gpu_of(lane));
   PEGA_TRY_LET(held.memory, NetMemory::create(gpu, request.memory_bytes));
   PEGA_TRY(held.memory->fill(request.seed));
   // The lane listens at the address that the reader has reached.

@@ -42,22 +42,19 @@ Result<NetLane> with_rails(NetLane lane) {
   return lane;
 }
 
-Result<std::shared_ptr<NetGpu>> gpu_of(const NetLane& lane) {
+Result<std::shared_ptr<cuda::Gpu>> gpu_of(const NetLane& lane) {
   PEGA_TRY_LET(const std::optional<int> ordinal, parse_memory(lane.memory));
-  if (!ordinal) return std::shared_ptr<NetGpu>();
-  return NetGpu::open(*ordinal);
+  if (!ordinal) return std::shared_ptr<cuda::Gpu>();
+  return open_gpu(*ordinal);
 }
 
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
                                           const Clock& clock, Fabric::CompletionSink sink,
-                                          const std::shared_ptr<NetGpu>& gpu) {
+                                          const std::shared_ptr<cuda::Gpu>& gpu) {
   if (lane.backend == "ucx") {
     UcxFabric::Options options{
         .rails = lane.rails, .library = lane.ucx_library, .sockets = lane.ucx_over_tcp};
-    if (gpu) {
-      options.gpu = {.device = gpu->ordinal(),
-                     .make_current = [gpu] { return gpu->make_current(); }};
-    }
+    if (gpu) options.gpu = cuda::Gpu::context_of(gpu);
     // The greeting is not measured, and it is slow on a software NIC.
     options.connect_timeout = options.stall_timeout = kPatience;
     if (lane.piece_bytes != 0) options.piece_bytes = lane.piece_bytes;

@@ -32,13 +32,13 @@ struct NetLane {
 Result<NetLane> with_rails(NetLane lane);
 
 /// Opens the GPU of the lane's memory; null for memory of the host. Errors: those of
-/// parse_memory() and NetGpu::open().
-Result<std::shared_ptr<NetGpu>> gpu_of(const NetLane& lane);
+/// parse_memory() and open_gpu().
+Result<std::shared_ptr<cuda::Gpu>> gpu_of(const NetLane& lane);
 
 /// Creates the lane with `sink` for its batches, for memory of the host and of `gpu` unless that is
 /// null. `listen` is for "tcp". Errors: the lane's.
 Result<std::unique_ptr<Fabric>> make_lane(const NetLane& lane, const std::string& listen,
                                           const Clock& clock, Fabric::CompletionSink sink,
-                                          const std::shared_ptr<NetGpu>& gpu);
+                                          const std::shared_ptr<cuda::Gpu>& gpu);
 
 }  // namespace pegaflow::perf

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/cuda/cuda_error.h"
-
 namespace pegaflow::perf {
 namespace {
 
@@ -37,86 +35,31 @@ Result<std::optional<int>> parse_memory(std::string_view text) {
   return fail(Errc::kInvalidArgument, "'{}' is not host, cuda or cuda:N", text);
 }
 
-// ---- the GPU
-
-Result<std::shared_ptr<NetGpu>> NetGpu::open(int ordinal) {
+Result<std::shared_ptr<cuda::Gpu>> open_gpu(int ordinal) {
   PEGA_TRY_LET(std::shared_ptr<cuda::Driver> driver, cuda::Driver::load());
-  return open(std::move(driver), ordinal);
+  return cuda::Gpu::open(std::move(driver), ordinal);
 }
 
-Result<std::shared_ptr<NetGpu>> NetGpu::open(std::shared_ptr<cuda::Driver> driver, int ordinal) {
-  int count = 0;
-  PEGA_TRY(cuda::check(*driver, driver->device_count(count), "count the GPUs"));
-  if (ordinal >= count) {
-    return fail(Errc::kRefused, "there is no GPU {}: this process sees {}", ordinal, count);
-  }
-  std::shared_ptr<NetGpu> gpu(new NetGpu(std::move(driver), ordinal));
-  PEGA_TRY(cuda::check(*gpu->driver_, gpu->driver_->retain_primary_context(ordinal, gpu->context_),
-                       "use the GPU"));
-  return gpu;
-}
-
-NetGpu::~NetGpu() {
-  if (context_ != nullptr) driver_->release_primary_context(ordinal_);
-}
-
-Result<void> NetGpu::make_current() {
-  return cuda::check(*driver_, driver_->set_context(context_), "make the GPU's context current");
-}
-
-// ---- the memory
-
-Result<std::unique_ptr<NetMemory>> NetMemory::create(std::shared_ptr<NetGpu> gpu,
+Result<std::unique_ptr<NetMemory>> NetMemory::create(std::shared_ptr<cuda::Gpu> gpu,
                                                      std::size_t bytes) {
-  std::unique_ptr<NetMemory> memory(new NetMemory(std::move(gpu), bytes));
-  PEGA_TRY(memory->allocate());
-  return memory;
-}
-
-Result<void> NetMemory::allocate() {
-  if (gpu_ == nullptr) {
-    PEGA_TRY_LET(host_, harness::Mapping::anonymous(size_bytes_));
-    return {};
+  std::unique_ptr<NetMemory> memory(new NetMemory(bytes));
+  if (gpu == nullptr) {
+    PEGA_TRY_LET(memory->host_, harness::Mapping::anonymous(bytes));
+  } else {
+    PEGA_TRY_LET(memory->gpu_, cuda::GpuMemory::create(std::move(gpu), bytes));
   }
-  cuda::Driver& driver = gpu_->driver();
-  const cuda::CurrentContext current(driver, gpu_->context());
-  PEGA_TRY(cuda::check(driver, current.status(), "use the GPU"));
-  PEGA_TRY(cuda::check(driver, driver.create_stream(0, stream_), "make a stream"));
-  PEGA_TRY(cuda::check(driver, driver.allocate(size_bytes_, on_gpu_), "allocate GPU memory"));
-  return clear();
-}
-
-NetMemory::~NetMemory() {
-  if (gpu_ == nullptr) return;
-  cuda::Driver& driver = gpu_->driver();
-  const cuda::CurrentContext current(driver, gpu_->context());
-  if (on_gpu_ != 0) driver.release(on_gpu_);
-  if (stream_ != nullptr) driver.destroy_stream(stream_);
+  return memory;
 }
 
 Memory NetMemory::memory() const {
   if (gpu_ == nullptr) return host_.bytes();
-  return Memory::cuda(on_gpu_, size_bytes_, gpu_->ordinal());
+  return gpu_->memory();
 }
 
 Result<void> NetMemory::clear() {
-  if (gpu_ == nullptr) {
-    std::memset(host_.bytes().data(), 0, size_bytes_);
-    return {};
-  }
-  cuda::Driver& driver = gpu_->driver();
-  const cuda::CurrentContext current(driver, gpu_->context());
-  PEGA_TRY(cuda::check(driver, driver.fill(on_gpu_, 0, size_bytes_, stream_), "fill GPU memory"));
-  return cuda::check(driver, driver.synchronize(stream_), "fill GPU memory");
-}
-
-Result<void> NetMemory::copy(cuda::Direction direction, std::span<std::byte> host,
-                             std::uint64_t at) {
-  cuda::Driver& driver = gpu_->driver();
-  const cuda::CurrentContext current(driver, gpu_->context());
-  const cuda::Transfer all{host.data(), on_gpu_ + at, host.size()};
-  PEGA_TRY(cuda::check(driver, driver.copy(direction, &all, 1, stream_), "copy GPU memory"));
-  return cuda::check(driver, driver.synchronize(stream_), "copy GPU memory");
+  if (gpu_ != nullptr) return gpu_->clear();
+  std::memset(host_.bytes().data(), 0, size_bytes_);
+  return {};
 }
 
 /// Calls `use` with each part of the first `bytes`: its place, and host memory for it.
@@ -135,14 +78,14 @@ Result<void> NetMemory::fill(std::uint64_t seed) {
   return for_each_part(size_bytes_, [&](std::size_t at, std::span<std::byte> part) -> Result<void> {
     write_pattern(part, seed, at);
     if (gpu_ == nullptr) return {};
-    return copy(cuda::Direction::kToDevice, part, at);
+    return gpu_->write(part, at);
   });
 }
 
 Result<void> NetMemory::compare(std::uint64_t seed, std::size_t bytes) {
   std::vector<std::byte> expected(std::min(kPart, bytes));
   return for_each_part(bytes, [&](std::size_t at, std::span<std::byte> part) -> Result<void> {
-    if (gpu_ != nullptr) PEGA_TRY(copy(cuda::Direction::kToHost, part, at));
+    if (gpu_ != nullptr) PEGA_TRY(gpu_->read(part, at));
     const std::span<std::byte> wanted = std::span(expected).first(part.size());
     write_pattern(wanted, seed, at);
     if (std::memcmp(part.data(), wanted.data(), part.size()) == 0) return {};

@@ -183,6 +183,11 @@ void SoftwareCuda::refuse_sharing() {
   const std::lock_guard lock(mutex_);
   refuses_sharing_ = true;
 }
+void SoftwareCuda::need_flushes(bool has_flushes) {
+  const std::lock_guard lock(mutex_);
+  orders_writes_ = false;
+  has_flushes_ = has_flushes;
+}
 void SoftwareCuda::fail_registration(std::size_t n) {
   const std::lock_guard lock(mutex_);
   fail_registration_ = n;
@@ -202,6 +207,10 @@ std::size_t SoftwareCuda::copies() const {
 std::size_t SoftwareCuda::launches() const {
   const std::lock_guard lock(mutex_);
   return launches_;
+}
+std::size_t SoftwareCuda::flushes() const {
+  const std::lock_guard lock(mutex_);
+  return flushes_;
 }
 
 // ---- execution
@@ -260,7 +269,26 @@ Status SoftwareCuda::device_name(int /*ordinal*/, std::string& name) {
   return cuda::kSuccess;
 }
 Status SoftwareCuda::attribute(int /*ordinal*/, cuda::Attribute which, int& value) {
-  value = which == cuda::Attribute::kMultiprocessors ? 4 : 9;
+  const std::lock_guard lock(mutex_);
+  switch (which) {
+    case cuda::Attribute::kMultiprocessors:
+      value = 4;
+      break;
+    case cuda::Attribute::kFlushOptions:
+      value = has_flushes_ ? 1 : 0;
+      break;
+    case cuda::Attribute::kWritesOrdering:
+      value = orders_writes_ ? cuda::kOrderedForOwner : 0;
+      break;
+    case cuda::Attribute::kComputeMajor:
+    case cuda::Attribute::kComputeMinor:
+      value = 9;
+      break;
+  }
+  return cuda::kSuccess;
+}
+Status SoftwareCuda::pci_address(int ordinal, std::string& address) {
+  address = fmt::format("0000:{:02x}:00.0", 16 + ordinal);
   return cuda::kSuccess;
 }
 Status SoftwareCuda::retain_primary_context(int /*ordinal*/, cuda::Context& context) {
@@ -450,6 +478,14 @@ Status SoftwareCuda::fill(DeviceAddress address, unsigned char value, std::uint6
                           cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
   return push(stream, {[=] { std::memset(at(address), value, bytes); }, nullptr, 0});
+}
+
+Status SoftwareCuda::flush_network_writes() {
+  const std::lock_guard lock(mutex_);
+  if (broken_ != cuda::kSuccess) return broken_;
+  if (!has_flushes_) return cuda::kNotSupported;
+  ++flushes_;
+  return cuda::kSuccess;
 }
 
 Status SoftwareCuda::load_module(const void* image, cuda::Module& module) {

@@ -48,6 +48,9 @@ class SoftwareCuda final : public cuda::Driver {
   void adopt(std::byte* memory, std::uint64_t bytes);
   /// No memory is exported or opened from now on.
   void refuse_sharing();
+  /// The GPU's kernels do not see what cards have written before flush_network_writes(), which it
+  /// has or not.
+  void need_flushes(bool has_flushes);
   /// The n-th register_host() from now fails, 0 for the next.
   void fail_registration(std::size_t n);
 
@@ -56,12 +59,14 @@ class SoftwareCuda final : public cuda::Driver {
       const;  ///< Streams, events, and memory that was not freed or closed.
   [[nodiscard]] std::size_t copies() const;    ///< Transfers queued so far.
   [[nodiscard]] std::size_t launches() const;  ///< Kernels queued so far.
+  [[nodiscard]] std::size_t flushes() const;   ///< Calls of flush_network_writes() so far.
 
   // ---- the driver
 
   cuda::Status device_count(int& count) override;
   cuda::Status device_name(int ordinal, std::string& name) override;
   cuda::Status attribute(int ordinal, cuda::Attribute which, int& value) override;
+  cuda::Status pci_address(int ordinal, std::string& address) override;
   cuda::Status retain_primary_context(int ordinal, cuda::Context& context) override;
   cuda::Status release_primary_context(int ordinal) override;
   cuda::Status push_context(cuda::Context context) override;
@@ -94,6 +99,7 @@ class SoftwareCuda final : public cuda::Driver {
                     cuda::Stream stream) override;
   cuda::Status fill(cuda::DeviceAddress address, unsigned char value, std::uint64_t bytes,
                     cuda::Stream stream) override;
+  cuda::Status flush_network_writes() override;
   cuda::Status load_module(const void* image, cuda::Module& module) override;
   cuda::Status unload_module(cuda::Module module) override;
   cuda::Status find_function(cuda::Module module, const char* name,
@@ -139,6 +145,9 @@ class SoftwareCuda final : public cuda::Driver {
   std::map<void*, std::shared_ptr<EventState>> events_;
   std::map<cuda::DeviceAddress, std::pair<std::unique_ptr<std::byte[]>, std::uint64_t>> memory_;
   bool refuses_sharing_ = false;
+  bool orders_writes_ = true;
+  bool has_flushes_ = true;
+  std::size_t flushes_ = 0;
   std::map<cuda::DeviceAddress, std::size_t> opened_;  ///< Times, by allocation.
   std::map<const std::byte*, std::uint64_t> locked_;   ///< Page-locked ranges of the host.
   std::thread thread_;

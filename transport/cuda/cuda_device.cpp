@@ -263,6 +263,8 @@ class CudaDevice::Impl {
   }
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+  [[nodiscard]] int ordinal() const noexcept { return options_.ordinal; }
+  [[nodiscard]] const std::shared_ptr<Driver>& driver() const noexcept { return driver_; }
 
  private:
   /// A batch; bound to the copy thread once it has taken it out of incoming_.
@@ -698,5 +700,7 @@ Result<bool> CudaDevice::complete_early(std::uint64_t ticket, Queue queue, Durat
 bool CudaDevice::has_kernels() noexcept { return !cuda::kernel_image().empty(); }
 
 CudaDevice::Info CudaDevice::info() const { return impl_->info(); }
+int CudaDevice::ordinal() const noexcept { return impl_->ordinal(); }
+const std::shared_ptr<cuda::Driver>& CudaDevice::driver() const noexcept { return impl_->driver(); }
 
 }  // namespace pegaflow

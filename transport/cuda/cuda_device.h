@@ -98,6 +98,10 @@ class CudaDevice final : public Device {
   };
   [[nodiscard]] Info info() const;
 
+  /// The GPU, and the driver that copies with it: what a network needs to reach its memory.
+  [[nodiscard]] int ordinal() const noexcept;
+  [[nodiscard]] const std::shared_ptr<cuda::Driver>& driver() const noexcept;
+
  private:
   class Impl;
   explicit CudaDevice(std::unique_ptr<Impl> impl);

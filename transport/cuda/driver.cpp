@@ -1,5 +1,7 @@
 #include "transport/cuda/driver.h"
 
+#include <algorithm>
+#include <cctype>
 #include <vector>
 
 #include <dlfcn.h>
@@ -24,6 +26,8 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
 constexpr unsigned kIpcLazyEnablePeerAccess = 1;
+constexpr int kFlushOfCurrentContext = 0;
+constexpr int kFlushToOwner = 100;
 
 /// The oldest CUDA version whose driver has all the calls that we require.
 constexpr int kOldestVersion = 11000;
@@ -35,6 +39,7 @@ struct Functions {
   Status (*cuDeviceGetCount)(int*);
   Status (*cuDeviceGetName)(char*, int, int);
   Status (*cuDeviceGetAttribute)(int*, int, int);
+  Status (*cuDeviceGetPCIBusId)(char*, int, int);
   Status (*cuDevicePrimaryCtxRetain)(Context*, int);
   Status (*cuDevicePrimaryCtxRelease_v2)(int);
   Status (*cuCtxPushCurrent_v2)(Context);
@@ -77,6 +82,7 @@ struct Functions {
                                   CopyAttributes*, std::size_t*, std::size_t, Stream);
   Status (*cuMemcpyBatchAsync)(DeviceAddress*, DeviceAddress*, std::size_t*, std::size_t,
                                CopyAttributes*, std::size_t*, std::size_t, std::size_t*, Stream);
+  Status (*cuFlushGPUDirectRDMAWrites)(int, int);  ///< From 11.3 on.
 };
 
 class Library final : public Driver {
@@ -92,6 +98,15 @@ class Library final : public Driver {
   }
   Status attribute(int ordinal, Attribute which, int& value) override {
     return call_.cuDeviceGetAttribute(&value, static_cast<int>(which), ordinal);
+  }
+  Status pci_address(int ordinal, std::string& address) override {
+    char text[32] = {};
+    const Status status = call_.cuDeviceGetPCIBusId(text, sizeof text - 1, ordinal);
+    address = text;
+    // CUDA writes capital letters, and the kernel small ones.
+    std::ranges::transform(address, address.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return status;
   }
 
   Status retain_primary_context(int ordinal, Context& context) override {
@@ -183,6 +198,11 @@ class Library final : public Driver {
     return call_.cuMemsetD8Async(address, value, bytes, stream);
   }
 
+  Status flush_network_writes() override {
+    if (call_.cuFlushGPUDirectRDMAWrites == nullptr) return kNotSupported;
+    return call_.cuFlushGPUDirectRDMAWrites(kFlushOfCurrentContext, kFlushToOwner);
+  }
+
   Status load_module(const void* image, Module& module) override {
     return call_.cuModuleLoadData(&module, image);
   }
@@ -249,6 +269,7 @@ const char* find_all(void* library, Functions& f) {
   PEGA_FIND(cuDeviceGetCount);
   PEGA_FIND(cuDeviceGetName);
   PEGA_FIND(cuDeviceGetAttribute);
+  PEGA_FIND(cuDeviceGetPCIBusId);
   PEGA_FIND(cuDevicePrimaryCtxRetain);
   PEGA_FIND(cuDevicePrimaryCtxRelease_v2);
   PEGA_FIND(cuCtxPushCurrent_v2);
@@ -287,6 +308,7 @@ const char* find_all(void* library, Functions& f) {
 #undef PEGA_FIND
   find(library, "cuMemcpyBatchAsync_v2", f.cuMemcpyBatchAsync_v2);
   find(library, "cuMemcpyBatchAsync", f.cuMemcpyBatchAsync);
+  find(library, "cuFlushGPUDirectRDMAWrites", f.cuFlushGPUDirectRDMAWrites);
   return missing;
 }
 

@@ -25,6 +25,7 @@ using DeviceAddress = std::uint64_t;
 
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kNotSupported = 801;
 inline constexpr Status kNotReady = 600;  ///< From query(): not yet.
 
 /// Device attributes by their number in <cuda.h>.
@@ -32,7 +33,10 @@ enum class Attribute : int {
   kMultiprocessors = 16,
   kComputeMajor = 75,
   kComputeMinor = 76,
+  kFlushOptions = 117,    ///< Bit 0: this GPU supports flush_network_writes().
+  kWritesOrdering = 118,  ///< From kOrderedForOwner on, its kernels see a card's writes without it.
 };
+inline constexpr int kOrderedForOwner = 100;
 
 /// One copy of a batch; exactly one end is in host memory.
 struct Transfer {
@@ -61,6 +65,8 @@ class Driver {
   virtual Status device_count(int& count) = 0;
   virtual Status device_name(int ordinal, std::string& name) = 0;
   virtual Status attribute(int ordinal, Attribute which, int& value) = 0;
+  /// Text such as "0000:3b:00.0", the name of the GPU in sysfs.
+  virtual Status pci_address(int ordinal, std::string& address) = 0;
 
   /// The context that the engine in this process uses, too.
   virtual Status retain_primary_context(int ordinal, Context& context) = 0;
@@ -108,6 +114,10 @@ class Driver {
                       Stream stream) = 0;
   virtual Status fill(DeviceAddress address, unsigned char value, std::uint64_t bytes,
                       Stream stream) = 0;
+
+  /// Makes what network cards have written to the current GPU visible to its kernels. Blocks for
+  /// some microseconds. CUDA before 11.3 has no such call.
+  virtual Status flush_network_writes() = 0;
 
   virtual Status load_module(const void* image, Module& module) = 0;
   virtual Status unload_module(Module module) = 0;

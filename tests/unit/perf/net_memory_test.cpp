@@ -31,8 +31,8 @@ TEST_SUITE("memory of pegaflow-perf net") {
   TEST_CASE("it has the bytes that were filled in, and a wrong byte is named, on either side") {
     const auto driver = std::make_shared<testing::SoftwareCuda>(testing::seed());
     {
-      const auto gpu = NetGpu::open(driver, 0).value();
-      for (const auto& side : {std::shared_ptr<NetGpu>(), gpu}) {
+      const auto gpu = cuda::Gpu::open(driver, 0).value();
+      for (const auto& side : {std::shared_ptr<cuda::Gpu>(), gpu}) {
         const auto memory = NetMemory::create(side, kBytes).value();
         const Memory place = memory->memory();
         CHECK(place.bytes == kBytes);
@@ -60,11 +60,11 @@ TEST_SUITE("memory of pegaflow-perf net") {
 
   TEST_CASE("a GPU that is not there, and one without memory, are refused") {
     const auto driver = std::make_shared<testing::SoftwareCuda>(testing::seed(), 1 << 20);
-    const auto none = NetGpu::open(driver, 9);
+    const auto none = cuda::Gpu::open(driver, 9);
     REQUIRE_FALSE(none);
     CHECK(none.error().code == Errc::kRefused);
     CHECK(none.error().detail.starts_with("there is no GPU 9"));
-    const auto gpu = NetGpu::open(driver, 0).value();
+    const auto gpu = cuda::Gpu::open(driver, 0).value();
     CHECK(NetMemory::create(gpu, 2 << 20).error().code == Errc::kOutOfCapacity);
     CHECK(driver->live_objects() == 0);
   }

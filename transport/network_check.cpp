@@ -1,0 +1,93 @@
+#include "transport/network_check.h"
+
+#include <algorithm>
+#include <array>
+#include <future>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace pegaflow::network {
+namespace {
+
+struct Piece {
+  std::size_t offset;
+  std::size_t bytes;
+};
+/// Pieces as of blocks, of guards, and at odd places; what lies between them is not read.
+constexpr std::array kPieces = {Piece{0, 65536},      Piece{131072, 524288}, Piece{720896, 8},
+                                Piece{720912, 8},     Piece{724992, 4096},   Piece{786433, 12345},
+                                Piece{917504, 131072}};
+static_assert(kPieces.back().offset + kPieces.back().bytes == kTestBytes);
+
+/// The results of the only batch.
+class Results {
+ public:
+  Fabric::CompletionSink sink() {
+    return [this](Fabric::Completion&& completion) {
+      if (!first_) first_ = completion;
+      if (completion.quiesced) quiesced_.set_value();
+    };
+  }
+  /// Waits until the batch is quiesced.
+  Fabric::Completion take() {
+    quiesced_.get_future().wait();
+    return std::move(*first_);
+  }
+
+ private:
+  std::optional<Fabric::Completion> first_;
+  std::promise<void> quiesced_;
+};
+
+std::vector<std::byte> random_bytes(std::mt19937_64& random) {
+  std::vector<std::byte> bytes(kTestBytes);
+  std::ranges::generate(bytes, [&random] { return static_cast<std::byte>(random()); });
+  return bytes;
+}
+
+}  // namespace
+
+Result<void> check_reads(
+    const std::function<Result<std::unique_ptr<Fabric>>(Fabric::CompletionSink)>& make,
+    const TestMemory& source, const TestMemory& target, const Clock& clock, Duration patience) {
+  std::mt19937_64 random(std::random_device{}());
+  const std::vector<std::byte> sent = random_bytes(random);
+  std::vector<std::byte> expected = random_bytes(random);
+  PEGA_TRY(source.write(sent));
+  PEGA_TRY(target.write(expected));
+
+  Results results;  // Outlives the fabrics.
+  PEGA_TRY_LET(const std::unique_ptr<Fabric> owner, make([](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const RegionId from, owner->register_region(source.memory));
+  PEGA_TRY(owner->lend(from, TimePoint::max()));
+  PEGA_TRY_LET(const std::unique_ptr<Fabric> reader, make(results.sink()));
+  PEGA_TRY_LET(const RegionId to, reader->register_region(target.memory));
+  PEGA_TRY_LET(const Fabric::PeerId peer, reader->connect(owner->describe()));
+  Fabric::Batch batch{.ticket = 1, .peer = peer, .deadline = clock.now() + patience, .chunks = {}};
+  for (const Piece& piece : kPieces) {
+    batch.chunks.push_back({.remote_region = from,
+                            .remote_offset = piece.offset,
+                            .local_region = to,
+                            .local_offset = piece.offset,
+                            .size_bytes = piece.bytes});
+    std::copy_n(sent.begin() + static_cast<std::ptrdiff_t>(piece.offset), piece.bytes,
+                expected.begin() + static_cast<std::ptrdiff_t>(piece.offset));
+  }
+  PEGA_TRY(reader->read(std::move(batch)));
+  const Fabric::Completion done = results.take();
+  for (const std::optional<Errc>& chunk : done.chunks) {
+    if (chunk) return fail(*chunk, "a test read of {} bytes failed: {}", kTestBytes, done.detail);
+  }
+
+  std::vector<std::byte> arrived(kTestBytes);
+  PEGA_TRY(target.read(arrived));
+  const auto differ = std::ranges::mismatch(arrived, expected);
+  if (differ.in1 == arrived.end()) return {};
+  return fail(Errc::kCorrupt, "a test read returned other bytes from place {} on",
+              differ.in1 - arrived.begin());
+}
+
+}  // namespace pegaflow::network
