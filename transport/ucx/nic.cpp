@@ -46,15 +46,55 @@ bool any_matches(const Nic& nic, std::span<const std::string> words) {
                      [&nic](const std::string& word) { return matches(nic, word); });
 }
 
+/// The NUMA node of a device, by its folder. -1 there: the kernel does not know, as on machines
+/// with one NUMA node and for cards in software.
+std::optional<std::uint32_t> node_in(const fs::path& device) {
+  const auto node = number_in<std::int64_t>(line_of(device / "numa_node"));
+  if (!node || *node < 0) return std::nullopt;
+  return static_cast<std::uint32_t>(*node);
+}
+
+/// The bridges in front of a device, from the root complex on: "pci0000:15", "0000:15:01.0", and so
+/// on. Empty for a device that is not on PCI.
+std::vector<std::string> bridges_of(const fs::path& device) {
+  std::error_code error;
+  const fs::path real = fs::canonical(device, error);
+  std::vector<std::string> names;
+  if (error) return names;
+  const auto is_root = [](const fs::path& part) { return part.string().starts_with("pci"); };
+  for (auto part = std::find_if(real.begin(), real.end(), is_root); part != real.end(); ++part) {
+    names.push_back(part->string());
+  }
+  if (!names.empty()) names.pop_back();  // The device itself.
+  return names;
+}
+
 }  // namespace
 
 std::optional<std::uint32_t> numa_node_of(std::string_view name, const fs::path& sysfs) {
   const std::string device(name.substr(0, name.find(':')));
-  // -1: the kernel does not know, as on machines with one NUMA node and for cards in software.
-  const auto node =
-      number_in<std::int64_t>(line_of(sysfs / "class/infiniband" / device / "device/numa_node"));
-  if (!node || *node < 0) return std::nullopt;
-  return static_cast<std::uint32_t>(*node);
+  return node_in(sysfs / "class/infiniband" / device / "device");
+}
+
+std::vector<Nic> nearest_to(std::string_view pci_address, std::span<const Nic> nics,
+                            const fs::path& sysfs) {
+  const fs::path device = sysfs / "bus/pci/devices" / pci_address;
+  const std::vector<std::string> path = bridges_of(device);
+  const std::optional<std::uint32_t> node = node_in(device);
+  // By the number of common bridges, and by the NUMA node where there are none.
+  std::vector<std::size_t> ranks;
+  for (const Nic& nic : nics) {
+    const std::vector<std::string> other =
+        bridges_of(sysfs / "class/infiniband" / nic.device / "device");
+    const auto [differ, end] = std::ranges::mismatch(path, other);
+    const auto common = static_cast<std::size_t>(differ - path.begin());
+    ranks.push_back(common > 0 ? common + 1 : (node && node == nic.numa_node ? 1 : 0));
+  }
+  std::vector<Nic> nearest;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == std::ranges::max(ranks)) nearest.push_back(nics[i]);
+  }
+  return nearest;
 }
 
 std::vector<Nic> find_nics(const fs::path& sysfs) {

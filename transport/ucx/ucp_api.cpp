@@ -17,10 +17,13 @@ constexpr unsigned kOldestVersion = 1013;
 
 /// Settings for UCX's loading, whose defaults are meant for programs of UCX's own: this process
 /// keeps its signal handlers and its standard output. The user's own values win. UCX's hooks of
-/// mmap stay: up to 1.15 it finds our registrations through its cache, which needs them.
-constexpr std::array<std::pair<const char*, const char*>, 3> kManners{{
+/// mmap stay: up to 1.15 it finds our registrations through its cache, which needs them. Its cache
+/// of kinds of memory takes GPU memory for the host's that was allocated before UCX was loaded, as
+/// that of engines is; without it UCX asks CUDA.
+constexpr std::array<std::pair<const char*, const char*>, 4> kManners{{
     {"UCX_HANDLE_ERRORS", "none"},
     {"UCX_LOG_FILE", "stderr"},
+    {"UCX_MEMTYPE_CACHE", "n"},
     {"UCX_WARN_UNUSED_ENV_VARS", "n"},
 }};
 

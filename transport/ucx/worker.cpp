@@ -97,7 +97,13 @@ Result<void> Context::check_kind(MemoryKind kind) const {
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   const ucs_status_t status = api_.context_query(context_, &attributes);
   if (status != UCS_OK) return fail_ucx(api_, status, "list the kinds of memory that UCX supports");
-  if ((attributes.memory_types & (std::uint64_t{1} << ucx_type(kind))) != 0) return {};
+  if ((attributes.memory_types & (std::uint64_t{1} << ucx_type(kind))) != 0) {
+    if (kind != MemoryKind::kCuda || api_.version() >= 1021) return {};
+    return fail(Errc::kRefused,
+                "UCX {} at {} registers a part of an allocation of a GPU at a wrong place: name "
+                "version 1.21 or newer with --ucx-library or PEGA_UCX_LIBRARY",
+                api_.get_version_string(), api_.file);
+  }
   return fail(Errc::kRefused,
               "UCX {} at {} has no CUDA support on this machine: name one that has it with "
               "--ucx-library or PEGA_UCX_LIBRARY",

@@ -39,7 +39,8 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Whether UCX supports memory of that kind on this machine. Errors: kRefused; as ucx_error().
+  /// Whether this UCX supports memory of that kind on this machine: that of a GPU from 1.21 on.
+  /// Errors: kRefused; as ucx_error().
   [[nodiscard]] Result<void> check_kind(MemoryKind kind) const;
   /// Registers memory with the card. Requires check_kind(); with memory of a GPU, its context is
   /// current on this thread. Errors: as ucx_error().

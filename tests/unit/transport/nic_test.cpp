@@ -84,6 +84,38 @@ TEST_SUITE("Nic") {
     CHECK(none.rails.empty());
     CHECK(none.refused.back() == "mlx5_7: there is no such card");
   }
+
+  TEST_CASE("the cards nearest to a GPU share its bridges, else its NUMA node") {
+    Sysfs sysfs;
+    const auto card = [&](const std::string& device, const std::string& path,
+                          const std::string& node) {
+      sysfs.port(device, "1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
+      sysfs.card_at(device, path, node);
+    };
+    card("mlx5_0", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", "0");
+    card("mlx5_1", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0", "0");
+    card("mlx5_2", "pci0000:15/0000:15:02.0/0000:1a:00.0", "0");
+    card("mlx5_3", "pci0000:80/0000:80:01.0/0000:81:00.0", "1");
+    sysfs.port("rxe0", "1", "4: ACTIVE", "2.5 Gb/sec (1X SDR)", "Ethernet");
+    const std::vector<Nic> nics = find_nics(sysfs.root());
+    REQUIRE(nics.size() == 5);
+    const auto nearest = [&](const std::string& address) {
+      return names(nearest_to(address, nics, sysfs.root()));
+    };
+
+    // Behind the switch of two cards, behind a port of its own beside one, in another socket.
+    sysfs.pci("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0", "0");
+    CHECK(nearest("0000:1b:00.0") == Words{"mlx5_0:1", "mlx5_1:1"});
+    sysfs.pci("pci0000:15/0000:15:02.0/0000:1c:00.0", "0");
+    CHECK(nearest("0000:1c:00.0") == Words{"mlx5_2:1"});
+    sysfs.pci("pci0000:90/0000:90:01.0/0000:91:00.0", "1");
+    CHECK(nearest("0000:91:00.0") == Words{"mlx5_3:1"});
+    // Where nothing is known, all are as near.
+    sysfs.pci("pci0000:a0/0000:a0:01.0/0000:a1:00.0");
+    CHECK(nearest("0000:a1:00.0").size() == 5);
+    CHECK(nearest("0000:ff:00.0").size() == 5);
+    CHECK(nearest_to("0000:1b:00.0", {}, sysfs.root()).empty());
+  }
 }
 
 }  // namespace
