@@ -36,7 +36,8 @@ class NetworkDevice::Impl {
 
   Result<void> start(const PageLayout& layout, const MakeFabric& make, const Clock& clock,
                      const Options& options) {
-    PEGA_TRY_LET(const std::vector<std::span<std::byte>> extents, network::extents_of(layout));
+    PEGA_TRY_LET(const std::vector<std::span<std::byte>> extents,
+                 network::extents_of(layout, options.kind));
     if (extents.size() > options.max_regions) {
       return fail(Errc::kRefused,
                   "the memory of the engine's blocks consists of {} ranges, and the network "
@@ -46,10 +47,14 @@ class NetworkDevice::Impl {
     PEGA_TRY_LET(reads_,
                  network::Reads::create({.patience = options.patience,
                                          .max_reads = options.max_batches,
-                                         .guards_first = options.mistakes.reads_guards_first},
+                                         .guards_first = options.mistakes.reads_guards_first,
+                                         .show_bytes = options.show_bytes},
                                         make, clock));
     for (const std::span<std::byte> extent : extents) {
-      PEGA_TRY_LET(const RegionId region, lend(extent));
+      Memory memory(extent);
+      memory.kind = options.kind;
+      memory.device = options.gpu;
+      PEGA_TRY_LET(const RegionId region, lend(memory));
       regions_.push_back({extent, region});
     }
     return {};
@@ -182,7 +187,7 @@ class NetworkDevice::Impl {
   /// No value: a peer of the other device.
   using Peers = std::map<std::uint64_t, std::optional<Peer>>;
 
-  Result<RegionId> lend(std::span<std::byte> memory) {
+  Result<RegionId> lend(const Memory& memory) {
     PEGA_TRY_LET(const RegionId region, reads_->fabric().register_region(memory));
     PEGA_TRY(reads_->fabric().lend(region, TimePoint::max()));
     return region;

@@ -13,6 +13,7 @@
 #include "base/page_layout.h"
 #include "transport/device.h"
 #include "transport/fabric.h"
+#include "transport/memory.h"
 
 namespace pegaflow {
 
@@ -49,17 +50,21 @@ class NetworkDevice final : public Device {
     };
 
     Duration patience = std::chrono::seconds(5);  ///< For each of the two steps of a batch.
-    std::size_t max_regions = 256;  ///< The regions of the layout, once adjoining ones are one.
-    std::size_t max_batches = 256;  ///< In flight, from other hosts; 1 to 1024.
+    std::size_t max_regions = 256;        ///< The ranges of the layout (network::extents_of()).
+    std::size_t max_batches = 256;        ///< In flight, from other hosts; 1 to 1024.
+    MemoryKind kind = MemoryKind::kHost;  ///< Kind of the blocks; guards are ordinary.
+    int gpu = 0;                          ///< With kCuda: the GPU, by CUDA's number.
+    /// If set, it runs before a batch is reported that brought bytes: a GPU's kernels may not see
+    /// what a card has written before. Its error is that of the batch.
+    std::function<Result<void>()> show_bytes{};
     Mistakes mistakes{};
   };
 
-  /// Makes the fabric and lends it the memory of `layout`, the blocks of the engine in ordinary
-  /// memory, as long as this device lives. Other layouts lie in the same memory. `clock` outlives
-  /// the device, and so does the memory.
-  /// Errors: those of `make`, Fabric::register_region() and Fabric::lend(); kRefused when the
-  /// memory of the layout consists of too many regions; kInvalidArgument for an option or an
-  /// address out of range; kInternal when no thread can be started.
+  /// Makes the fabric and lends it the memory of `layout`, the blocks of the engine, as long as
+  /// this device lives. Other layouts lie in the same memory. `clock` outlives the device, and so
+  /// does the memory. Errors: those of `make`, Fabric::register_region() and Fabric::lend();
+  /// kRefused when the memory of the layout consists of too many regions; kInvalidArgument for an
+  /// option or an address out of range; kInternal when no thread can be started.
   static Result<std::unique_ptr<NetworkDevice>> create(std::shared_ptr<Device> inner,
                                                        const PageLayout& layout,
                                                        const MakeFabric& make, const Clock& clock,

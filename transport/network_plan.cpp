@@ -57,7 +57,7 @@ Result<void> check_place(const PeerMemory& memory, std::size_t segment) {
 
 }  // namespace
 
-Result<std::vector<std::span<std::byte>>> extents_of(const PageLayout& layout) {
+Result<std::vector<std::span<std::byte>>> extents_of(const PageLayout& layout, MemoryKind kind) {
   std::vector<std::span<std::byte>> extents;
   for (const Segment& segment : layout.segments()) {
     const std::optional<std::uint64_t> bytes = extent_of(layout.block_count(), segment);
@@ -73,7 +73,8 @@ Result<std::vector<std::span<std::byte>>> extents_of(const PageLayout& layout) {
   std::size_t last = 0;
   for (const std::span<std::byte> next : extents) {
     std::span<std::byte>& so_far = extents[last];
-    if (begin_of(next) > end_of(so_far)) {
+    const bool adjoins = begin_of(next) == end_of(so_far);
+    if (begin_of(next) > end_of(so_far) || (adjoins && kind == MemoryKind::kCuda)) {
       extents[++last] = next;
     } else if (end_of(next) > end_of(so_far)) {
       so_far = {so_far.data(), end_of(next) - begin_of(so_far)};

@@ -12,6 +12,7 @@
 #include "base/page_layout.h"
 #include "transport/device.h"
 #include "transport/fabric.h"
+#include "transport/memory.h"
 #include "transport/region.h"
 
 namespace pegaflow::network {
@@ -20,10 +21,12 @@ namespace pegaflow::network {
 inline constexpr std::uint64_t kGuardBytes = sizeof(std::uint64_t);
 
 /// The memory of the layout's blocks, from the first to the last byte of each segment, in ascending
-/// order. Segments whose memory overlaps or adjoins have one range together: the K and V of one
-/// tensor, or the layers of one allocation.
-/// Errors: kInvalidArgument when a segment extends beyond all addresses.
-Result<std::vector<std::span<std::byte>>> extents_of(const PageLayout& layout);
+/// order. Segments whose memory overlaps have one range together: the K and V of one tensor, or the
+/// layers of one allocation. So have those whose memory adjoins in ordinary memory; on a GPU they
+/// may be two allocations, which cannot be registered as one. Errors: kInvalidArgument when a
+/// segment extends beyond all addresses.
+Result<std::vector<std::span<std::byte>>> extents_of(const PageLayout& layout,
+                                                     MemoryKind kind = MemoryKind::kHost);
 
 /// Registered memory of this process.
 struct LocalRegion {

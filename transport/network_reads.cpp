@@ -269,6 +269,14 @@ void Reads::run() {
   }
 }
 
+void Reads::show(Device::Completion& completion) const {
+  Result<void> shown = options_.show_bytes();
+  if (shown) return;
+  completion.copied = 0;
+  completion.guards.clear();
+  completion.error = std::move(shown.error());
+}
+
 /// Reports the reads that have ended by now. The completions of the fabric were taken before.
 void Reads::report() {
   std::vector<Ended> ended;
@@ -277,6 +285,7 @@ void Reads::report() {
     ended.swap(ended_);
   }
   for (Ended& one : ended) {
+    if (options_.show_bytes && one.completion.copied > 0) show(one.completion);
     (*one.sink)(std::move(one.completion));
     const std::lock_guard lock(mutex_);
     if (--active_ == 0) idle_.notify_all();

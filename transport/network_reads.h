@@ -43,6 +43,9 @@ class Reads {
     Duration patience{};        ///< From the posting of a step to its deadline at the fabric.
     std::size_t max_reads = 0;  ///< Started and not yet reported; 1 to kMostPosted.
     bool guards_first = false;  ///< The wrong order, for tests: the guards prove nothing then.
+    /// If set, it runs before the report of a read that brought bytes, and its error is that of the
+    /// read.
+    std::function<Result<void>()> show_bytes{};
   };
 
   struct Read {
@@ -106,6 +109,7 @@ class Reads {
   void cancel(Job& job);
   void run();
   void report();
+  void show(Device::Completion& completion) const;
 
   const Options options_;
   const Clock& clock_;

@@ -17,6 +17,7 @@ class ScriptedFabric final : public Fabric {
   explicit ScriptedFabric(CompletionSink sink) : sink_(std::move(sink)) {}
 
   Result<RegionId> register_region(const Memory& memory) override {
+    memories.push_back(memory);
     regions_.emplace_back(memory.base, memory.bytes);
     return RegionId{static_cast<std::uint32_t>(regions_.size())};
   }
@@ -68,6 +69,14 @@ class ScriptedFabric final : public Fabric {
     sink_({.ticket = reads[index].ticket, .chunks = {}, .detail = {}});
   }
 
+  /// The kinds of the regions, in the order of their registration.
+  [[nodiscard]] std::vector<MemoryKind> kinds() const {
+    std::vector<MemoryKind> kinds;
+    for (const Memory& memory : memories) kinds.push_back(memory.kind);
+    return kinds;
+  }
+
+  std::vector<Memory> memories;
   std::size_t accepts = SIZE_MAX;  ///< Reads from now on.
   std::vector<Batch> reads;
   std::vector<std::uint64_t> cancelled;
@@ -286,6 +295,40 @@ TEST_SUITE("a read from another host") {
     CHECK(s.completed(3).copied == kPages);
   }
 
+  TEST_CASE("shows its bytes to the device before the report, and fails where that fails") {
+    Result<void> shown{};
+    std::size_t count = 0;
+    Scripted s({.show_bytes = [&] {
+      ++count;
+      return shown;
+    }});
+    REQUIRE(s.reader.device->submit(load(1, {{0, 3}}, {3})));
+    s.fabric->carry_out(0, *s.owner_fabric);
+    s.settle();
+    s.fabric->carry_out(1, *s.owner_fabric);
+    CHECK(s.completed(1).guards == std::vector<std::uint64_t>{503});
+    CHECK(count == 1);
+
+    // What brought no bytes has none to show.
+    REQUIRE(s.reader.device->submit(load(2, {{0, 3}})));
+    s.fabric->fail_from(2, 0, Errc::kGone);
+    CHECK(s.completed(2).error->code == Errc::kGone);
+    REQUIRE(s.reader.device->submit(load(3, {}, {1})));
+    s.fabric->carry_out(3, *s.owner_fabric);
+    CHECK(s.completed(3).guards.size() == 1);
+    CHECK(count == 1);
+
+    shown = fail(Errc::kIo, "the GPU is broken");
+    REQUIRE(s.reader.device->submit(load(4, {{0, 3}}, {3})));
+    s.fabric->carry_out(4, *s.owner_fabric);
+    s.settle();
+    s.fabric->carry_out(5, *s.owner_fabric);
+    const Device::Completion failed = s.completed(4);
+    CHECK(failed.copied == 0);
+    CHECK(failed.guards.empty());
+    CHECK(failed.error->detail == "the GPU is broken");
+  }
+
   TEST_CASE("is rejected when the fabric or the device has no room, and leaves nothing behind") {
     Scripted s({.max_batches = 2});
     s.fabric->accepts = 0;
@@ -302,6 +345,21 @@ TEST_SUITE("a read from another host") {
     s.fabric->carry_out(1, *s.owner_fabric);
     s.fabric->carry_out(2, *s.owner_fabric);
     s.completed(3);
+  }
+
+  TEST_CASE("memory is registered as of its kind, and of a GPU no two allocations as one") {
+    Scripted host({}, 8, 64);
+    // Four segments in pairs: those of a pair overlap, and the pairs adjoin.
+    CHECK(host.fabric->kinds() == std::vector<MemoryKind>(2, MemoryKind::kHost));
+    Scripted gpu({.kind = MemoryKind::kCuda, .gpu = 3}, 8, 64);
+    const std::vector<MemoryKind> expected{MemoryKind::kHost, MemoryKind::kCuda, MemoryKind::kCuda};
+    CHECK(gpu.fabric->kinds() == expected);
+    CHECK(gpu.fabric->memories[1].device == 3);
+    // Its guards are ordinary memory.
+    CHECK(gpu.reader.device->share(gpu.reader.layout, gpu.reader.guards.memory.bytes()));
+    CHECK(gpu.fabric->kinds().back() == MemoryKind::kHost);
+    CHECK(gpu.reader.device->share(gpu.reader.layout, gpu.reader.guards.memory.bytes())
+              ->network->segments.size() == 4);
   }
 
   TEST_CASE("neighbors become one chunk where they adjoin on both sides, up to a mebibyte") {
