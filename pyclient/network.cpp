@@ -1,6 +1,11 @@
 #include "pyclient/network.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -8,7 +13,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "transport/cuda/cuda_device.h"
+#include "transport/cuda/gpu.h"
 #include "transport/host/host_device.h"
+#include "transport/network_check.h"
 #include "transport/network_device.h"
 #include "transport/ucx/nic.h"
 #include "transport/ucx/ucx_fabric.h"
@@ -23,9 +31,14 @@ constexpr const char* kAllCards = "auto";
 /// For tests, as the server has it: network interfaces over which UCX runs on TCP.
 constexpr const char* kTestVariable = "PEGAFLOW_TEST_UCX_OVER_TCP";
 
-/// The rails, for UCX on cards or on the interfaces of a test.
-Result<UcxFabric::Options> rails_of(const NetworkChoice& choice) {
+/// Far more than a card needs for a test read, of which most is the greeting.
+constexpr Duration kCheckPatience = std::chrono::seconds(5);
+
+/// The rails, for UCX on cards or on the interfaces of a test. `gpu` is null for ordinary memory.
+Result<UcxFabric::Options> rails_of(const NetworkChoice& choice,
+                                    const std::shared_ptr<cuda::Gpu>& gpu) {
   UcxFabric::Options options{.rails = {}, .library = choice.ucx_library};
+  if (gpu) options.gpu = cuda::Gpu::context_of(gpu);
   if (const char* const interfaces = std::getenv(kTestVariable)) {
     options.rails = {interfaces};
     options.sockets = true;
@@ -38,7 +51,12 @@ Result<UcxFabric::Options> rails_of(const NetworkChoice& choice) {
   const bool is_any = choice.nics == std::vector<std::string>{kAllCards};
   const ucx::NicChoice found =
       ucx::choose_nics(ucx::find_nics(), is_any ? std::vector<std::string>() : choice.nics, {});
-  for (const ucx::Nic& nic : found.rails) options.rails.push_back(nic.name());
+  std::vector<ucx::Nic> nics = found.rails;
+  if (gpu && is_any && !nics.empty()) {
+    PEGA_TRY_LET(const std::string address, gpu->pci_address());
+    nics = ucx::nearest_to(address, nics);
+  }
+  for (const ucx::Nic& nic : nics) options.rails.push_back(nic.name());
   if (!options.rails.empty()) return options;
   return fail(
       Errc::kRefused, "no RDMA card of this machine fits pegaflow.direct_nics {}{}",
@@ -46,24 +64,97 @@ Result<UcxFabric::Options> rails_of(const NetworkChoice& choice) {
       found.refused.empty() ? std::string() : fmt::format(" ({})", fmt::join(found.refused, "; ")));
 }
 
+using MakeFabric = NetworkDevice::MakeFabric;
+
+MakeFabric make_ucx(const UcxFabric::Options& options, const Clock& clock) {
+  return [&options, &clock](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
+    return UcxFabric::create(options, clock, std::move(sink));
+  };
+}
+
+Result<void> check_gpu(const MakeFabric& make, const std::shared_ptr<cuda::Gpu>& gpu,
+                       const Clock& clock) {
+  PEGA_TRY_LET(const auto source, cuda::GpuMemory::create(gpu, network::kTestBytes));
+  PEGA_TRY_LET(const auto target, cuda::GpuMemory::create(gpu, network::kTestBytes));
+  const auto test_memory = [](cuda::GpuMemory& memory) {
+    return network::TestMemory{
+        .memory = memory.memory(),
+        .write = [&memory](std::span<const std::byte> bytes) { return memory.write(bytes, 0); },
+        .read = [&memory](std::span<std::byte> bytes) { return memory.read(bytes, 0); }};
+  };
+  return network::check_reads(make, test_memory(*source), test_memory(*target), clock,
+                              kCheckPatience);
+}
+
+Result<void> check_host(const MakeFabric& make, const Clock& clock) {
+  std::vector<std::byte> source(network::kTestBytes);
+  std::vector<std::byte> target(network::kTestBytes);
+  const auto test_memory = [](std::span<std::byte> memory) {
+    return network::TestMemory{.memory = memory,
+                               .write =
+                                   [memory](std::span<const std::byte> bytes) {
+                                     std::ranges::copy(bytes, memory.begin());
+                                     return Result<void>();
+                                   },
+                               .read =
+                                   [memory](std::span<std::byte> bytes) {
+                                     std::ranges::copy(memory, bytes.begin());
+                                     return Result<void>();
+                                   }};
+  };
+  return network::check_reads(make, test_memory(source), test_memory(target), clock,
+                              kCheckPatience);
+}
+
+/// Removes the rails that do not read this engine's kind of memory. Errors: kRefused when none
+/// does, with the reasons.
+Result<void> check_rails(UcxFabric::Options& options, const std::shared_ptr<cuda::Gpu>& gpu,
+                         const Clock& clock) {
+  std::vector<std::string> good;
+  std::vector<std::string> reasons;
+  for (const std::string& rail : options.rails) {
+    UcxFabric::Options alone = options;
+    alone.rails = {rail};
+    const MakeFabric make = make_ucx(alone, clock);
+    const Result<void> checked = gpu ? check_gpu(make, gpu, clock) : check_host(make, clock);
+    if (checked) {
+      good.push_back(rail);
+    } else {
+      reasons.push_back(fmt::format("{}: {}", rail, to_string(checked.error())));
+    }
+  }
+  if (good.empty()) {
+    return fail(Errc::kRefused, "no card reads the memory of {}: {}",
+                gpu ? fmt::format("GPU {}", gpu->ordinal()) : "this process",
+                fmt::join(reasons, "; "));
+  }
+  for (const std::string& reason : reasons) kLog.warn("a card is not used reason=\"{}\"", reason);
+  options.rails = std::move(good);
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
                                              const PageLayout& layout,
                                              const NetworkChoice& choice) {
-  if (std::dynamic_pointer_cast<HostDevice>(device) == nullptr) {
-    return fail(Errc::kRefused, "engines of other hosts read ordinary memory only, not a GPU's");
-  }
   static const SteadyClock clock;
-  PEGA_TRY_LET(const UcxFabric::Options options, rails_of(choice));
   const TimePoint begin = clock.now();
-  PEGA_TRY_LET(
-      auto network,
-      NetworkDevice::create(std::move(device), layout,
-                            [&](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
-                              return UcxFabric::create(options, clock, std::move(sink));
-                            },
-                            clock, {}));
+  std::shared_ptr<cuda::Gpu> gpu;
+  NetworkDevice::Options with;
+  if (const auto on_gpu = std::dynamic_pointer_cast<CudaDevice>(device)) {
+    PEGA_TRY_LET(gpu, cuda::Gpu::open(on_gpu->driver(), on_gpu->ordinal()));
+    with.kind = MemoryKind::kCuda;
+    with.gpu = gpu->ordinal();
+    PEGA_TRY_LET(const bool needs_flush, gpu->needs_flush());
+    if (needs_flush) with.show_bytes = [gpu] { return gpu->show_network_writes(); };
+  } else if (std::dynamic_pointer_cast<HostDevice>(device) == nullptr) {
+    return fail(Errc::kRefused, "engines of other hosts cannot read this device's memory");
+  }
+  PEGA_TRY_LET(UcxFabric::Options options, rails_of(choice, gpu));
+  PEGA_TRY(check_rails(options, gpu, clock));
+  PEGA_TRY_LET(auto network, NetworkDevice::create(std::move(device), layout,
+                                                   make_ucx(options, clock), clock, with));
   kLog.info("engines of other hosts may read this one's blocks cards={} took={}",
             fmt::join(options.rails, ","), format_duration(clock.now() - begin));
   return std::shared_ptr<Device>(std::move(network));

@@ -19,8 +19,10 @@ struct NetworkChoice {
 };
 
 /// The device with a network, which lends the memory of `layout` as long as it lives.
-/// Errors: kRefused for a device whose memory other hosts cannot read, without such a card, and
-/// those of UcxFabric::create(), NetworkDevice::create().
+/// Each card reads test memory of the device first, and one that fails is left out. For a GPU
+/// "auto" means the cards that are nearest to it. Errors: kRefused for a device whose memory other
+/// hosts cannot read, without a card or with none that reads it, and those of UcxFabric::create(),
+/// NetworkDevice::create().
 Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
                                              const PageLayout& layout, const NetworkChoice& choice);
 

@@ -41,6 +41,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "transport/device.h",
         "transport/host/host_device.h",
         "transport/cuda/cuda_device.h",
+        "transport/cuda/gpu.h",
+        "transport/network_check.h",
         "transport/network_device.h",
         "transport/ucx/nic.h",
         "transport/ucx/ucx_fabric.h",
