@@ -25,12 +25,12 @@ def write_scope(proc, scope: str) -> None:
 def found(tmp_path, scope: str | None, workers: int = 2, blocks: int = 0):
     if scope is not None:
         write_scope(tmp_path, scope)
-    return list(check_direct(page(workers, blocks), [], tmp_path))
+    return list(check_direct(page(workers, blocks), [], None, tmp_path))
 
 
 def test_without_a_direct_group_there_is_no_finding(tmp_path):
     assert found(tmp_path, "1", workers=0) == []
-    assert list(check_direct(Samples(""), [], tmp_path)) == []
+    assert list(check_direct(Samples(""), [], None, tmp_path)) == []
 
 
 @pytest.mark.parametrize("scope", [None, "0", "unreadable"])
@@ -95,6 +95,43 @@ def test_an_engine_without_a_partner_is_advice_with_the_reason(other, why, fix):
     assert finding.status == ADVICE
     assert finding.detail.startswith('a, direct group "pd", lane cuda: no partner')
     assert why in finding.detail and fix in finding.fix
+
+
+def networked(name: str, network: str = "ucx") -> dict[str, object]:
+    one = engine(name)
+    for rank in one["ranks"]:
+        if "direct" in rank:
+            rank["direct"]["network"] = network
+    return one
+
+
+def test_the_partner_of_an_engine_with_network_cards_may_be_at_another_node():
+    nodes = {"peers": []}
+    assert list(check_partners([networked("a")], nodes)) == []
+    (without_nodes,) = check_partners([networked("a")])
+    (without_cards,) = check_partners([networked("a", network="")], nodes)
+    for finding in (without_nodes, without_cards):
+        assert finding.status == ADVICE and "no partner" in finding.detail
+
+
+def with_network(tmp_path, nodes):
+    samples = Samples(
+        "pegaflow_direct_workers 2\npegaflow_direct_network_workers 2\n"
+        "pegaflow_direct_far_reads_total 31\n"
+    )
+    return list(check_direct(samples, [], nodes, tmp_path))
+
+
+def test_reads_of_other_nodes_are_counted(tmp_path):
+    network, local = with_network(tmp_path, {"peers": []})
+    assert network.status == local.status == OK
+    assert "2 workers" in network.detail and "31 reads" in network.detail
+
+
+def test_network_cards_at_a_server_without_other_nodes_are_advice(tmp_path):
+    network, local = with_network(tmp_path, None)
+    assert network.status == ADVICE and local.status == OK
+    assert "--peers" in network.fix
 
 
 @pytest.mark.parametrize(

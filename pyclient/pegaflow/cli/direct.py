@@ -1,4 +1,4 @@
-"""Whether engines of one host can read blocks out of each other's memory."""
+"""Whether engines can read blocks out of each other's memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from pegaflow.cli.server_view import Samples
 CHECK = "direct reads"
 
 
-def check_partners(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Engines that have named a direct group, and that no other one of it can read."""
+def check_partners(
+    instances: Sequence[Mapping[str, Any]], nodes: Mapping[str, Any] | None = None
+) -> Iterator[Finding]:
+    """Engines that have named a direct group, and that no other one of it can read.
+
+    The partner of an engine with network cards may be at another node, if this server knows any.
+    """
     found: dict[str, tuple[str, str, str]] = {}  # by instance: group, lane, namespace
+    networked: set[str] = set()
     for engine in instances:
         ranks = [rank for rank in engine.get("ranks", ()) if rank.get("connected")]
         lanes = {(one["group"], one["lane"]) for rank in ranks if (one := rank.get("direct"))}
         if engine.get("connected") and len(lanes) == 1:
             found[engine["instance"]] = (*lanes.pop(), engine["namespace"])
+            if all(rank.get("direct", {}).get("network") for rank in ranks):
+                networked.add(engine["instance"])
     for name, own in found.items():
         others = [other for instance, other in found.items() if instance != name]
-        if own in others:
+        if own in others or (name in networked and nodes is not None):
             continue
         group, lane, _ = own
         mates = [other for other in others if other[0] == group]
@@ -41,16 +49,20 @@ def check_partners(instances: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def check_direct(
-    samples: Samples, instances: Sequence[Mapping[str, Any]], proc: Path = Path("/proc")
+    samples: Samples,
+    instances: Sequence[Mapping[str, Any]],
+    nodes: Mapping[str, Any] | None = None,
+    proc: Path = Path("/proc"),
 ) -> Iterator[Finding]:
-    """No finding unless engines have named a direct group."""
-    yield from check_partners(instances)
+    """No finding unless engines have named a direct group; `nodes` is that of /health."""
+    yield from check_partners(instances, nodes)
     workers = int(samples.get("pegaflow_direct_workers"))
     if workers == 0:
         return
     on_gpus = int(samples.get("pegaflow_direct_gpu_workers"))
     blocks = int(samples.get("pegaflow_direct_read_blocks_total"))
     detail = f"{workers} workers have named a direct group; {blocks} blocks were read directly"
+    yield from check_network(samples, nodes)
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -77,3 +89,21 @@ def check_direct(
             if blocks
             else "give the decode engines CAP_SYS_PTRACE, or sysctl -w kernel.yama.ptrace_scope=0",
         )
+
+
+def check_network(samples: Samples, nodes: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Workers with `pegaflow.direct_nics`, which engines of other nodes may read."""
+    workers = int(samples.get("pegaflow_direct_network_workers"))
+    if workers == 0:
+        return
+    reads = int(samples.get("pegaflow_direct_far_reads_total"))
+    detail = f"engines of other nodes may read {workers} workers"
+    if nodes is None:
+        yield Finding(
+            CHECK,
+            ADVICE,
+            f"{detail}, but this server has no other nodes",
+            "name them with --peers, or --peer-listen for them, or remove pegaflow.direct_nics",
+        )
+    else:
+        yield Finding(CHECK, OK, f"{detail}; {reads} reads went to other nodes")

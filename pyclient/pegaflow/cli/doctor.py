@@ -113,7 +113,7 @@ def examine(addr: str, http_addr: str, ucx_library: str | None = None) -> Iterat
     if samples is not None:
         yield from server_view.check_metrics(samples)
         yield from server_view.check_instances(instances)
-        yield from direct.check_direct(samples, instances)
+        yield from direct.check_direct(samples, instances, nodes)
         yield from routers.check_routers(server, instances)
 
 
