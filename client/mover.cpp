@@ -312,8 +312,8 @@ Mover::~Mover() {
 
 Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                          std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
-                         Device::Event after, std::span<const std::uint8_t> depths,
-                         bool may_refuse) {
+                         Device::Event after, std::span<const std::uint8_t> depths, bool may_refuse,
+                         std::optional<Device::Event> computed) {
   if (!depths.empty() && depths.size() != keys.size()) {
     return fail(Errc::kInvalidArgument, "{} depths for {} keys", depths.size(), keys.size());
   }
@@ -326,6 +326,7 @@ Result<void> Mover::save(Id128 scheduler, std::uint64_t job, std::size_t kind,
   accepted.blocks.assign(blocks.begin(), blocks.end());
   accepted.may_refuse = may_refuse;
   accepted.after = after;
+  accepted.computed = computed.value_or(after);
   return impl_->accept(std::move(accepted));
 }
 

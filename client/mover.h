@@ -74,10 +74,13 @@ class Mover {
   ///
   /// `depths` say how far behind the start of their prompts the blocks lie, as in the wire's
   /// `reserve`; none: unknown. `may_refuse`: the server may skip blocks to keep others instead.
+  /// `computed`: an event before `after` from which on the blocks have their final content, so that
+  /// other engines may read them; none: `after`. The copies wait for `after`, because they would
+  /// slow the engine's work until then.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::size_t kind,
                     std::span<const BlockKey> keys, std::span<const std::uint32_t> blocks,
                     Device::Event after, std::span<const std::uint8_t> depths = {},
-                    bool may_refuse = false);
+                    bool may_refuse = false, std::optional<Device::Event> computed = std::nullopt);
   /// The same for kind 0.
   Result<void> save(Id128 scheduler, std::uint64_t job, std::span<const BlockKey> keys,
                     std::span<const std::uint32_t> blocks, Device::Event after) {

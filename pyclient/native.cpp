@@ -419,14 +419,19 @@ class PyMover {
   [[nodiscard]] std::uint64_t page_bytes() const { return mover_->page_bytes().front(); }
   [[nodiscard]] std::vector<std::uint64_t> kind_page_bytes() const { return mover_->page_bytes(); }
 
+  /// For save() in the same step: a device reuses its events.
+  std::uint64_t record(std::uintptr_t queue) {
+    return static_cast<std::uint64_t>(value_or_raise(device_->record_event(Device::Queue{queue})));
+  }
   void save(const py::bytes& scheduler, std::uint64_t job, const py::bytes& packed,
             std::size_t key_bytes, const py::object& blocks, std::uintptr_t queue, std::size_t kind,
-            const std::string& depths, bool may_refuse) {
+            const std::string& depths, bool may_refuse, std::optional<std::uint64_t> computed) {
     const std::span<const std::uint8_t> sent(reinterpret_cast<const std::uint8_t*>(depths.data()),
                                              depths.size());
-    const Device::Event after = value_or_raise(device_->record_event(Device::Queue{queue}));
+    const Device::Event after{record(queue)};
     value_or_raise(mover_->save(to_id(scheduler), job, kind, to_keys(packed, key_bytes),
-                                to_blocks(blocks), after, sent, may_refuse));
+                                to_blocks(blocks), after, sent, may_refuse,
+                                computed ? Device::Event{*computed} : after));
   }
   void load(std::uint64_t load, const py::bytes& token, std::size_t first, const py::object& blocks,
             const std::optional<std::pair<double, double>>& computing) {
@@ -648,8 +653,10 @@ void add_mover(py::module_& module) {
                   "ranks"_a = 1, "build"_a = "")
       .def_property_readonly("page_bytes", &PyMover::page_bytes)
       .def_property_readonly("kind_page_bytes", &PyMover::kind_page_bytes)
+      .def("record", &PyMover::record, "queue"_a = 0)
       .def("save", &PyMover::save, "scheduler"_a, "job"_a, "keys"_a, "key_bytes"_a, "blocks"_a,
-           "queue"_a = 0, "kind"_a = 0, "depths"_a = py::bytes(), "may_refuse"_a = false)
+           "queue"_a = 0, "kind"_a = 0, "depths"_a = py::bytes(), "may_refuse"_a = false,
+           "computed"_a = py::none())
       .def("load", &PyMover::load, "load"_a, "token"_a, "first"_a, "blocks"_a,
            "computing"_a = py::none())
       .def("load_ranges", &PyMover::load_ranges, "load"_a, "token"_a, "ranges"_a, "claimed"_a,

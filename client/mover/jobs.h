@@ -38,11 +38,12 @@ struct SaveJob : MoverJob {
   JobId job;
   std::size_t kind = 0;
   std::vector<BlockKey> keys;
-  std::vector<std::uint8_t> depths;   ///< As the wire has them: one for each key, or none.
-  std::vector<std::uint32_t> blocks;  ///< Those of all members for each key.
-  bool may_refuse = false;            ///< As the wire has it.
-  Device::Event after = Device::Event::kNow;
-  std::size_t skipped = 0;  ///< Keys without a slot.
+  std::vector<std::uint8_t> depths;           ///< As the wire has them: one for each key, or none.
+  std::vector<std::uint32_t> blocks;          ///< Those of all members for each key.
+  bool may_refuse = false;                    ///< As the wire has it.
+  Device::Event after = Device::Event::kNow;  ///< The copies wait for it,
+  Device::Event computed = Device::Event::kNow;  ///< and reads by other engines for this one.
+  std::size_t skipped = 0;                       ///< Keys without a slot.
   /// Open while other engines may read its blocks, at the latest until its report.
   std::optional<Guard> guard;
   PageCopies copies;

@@ -67,10 +67,10 @@ bool Saves::is_offered(const SaveJob& job) const {
 }
 
 void Saves::watch(std::uint64_t ticket, SaveJob& job) {
-  if (!job.guard || job.after == Device::Event::kNow) return;
+  if (!job.guard || job.computed == Device::Event::kNow) return;
   const std::uint64_t mark = ++state_.last_ticket;
   const Result<void> accepted = state_.device.submit(
-      {.ticket = mark, .direction = Device::Direction::kSave, .after = job.after, .copies = {}});
+      {.ticket = mark, .direction = Device::Direction::kSave, .after = job.computed, .copies = {}});
   if (!accepted) {  // Then they are read from the pool.
     kLog.debug("blocks are not offered error=\"{}\"", to_string(accepted.error()));
     return;

@@ -350,6 +350,14 @@ class Mover:
     @property
     def kind_page_bytes(self) -> list[int]:
         """Those of each kind; 0: this rank has no layer of it."""
+    def record(self, queue: int = 0) -> int:
+        """An event that marks the engine's work on ``queue`` so far, for save() in the same step.
+
+        A GPU reuses it after 4,096 others; a save that still waits for it then fails.
+
+        Raises:
+            Internal: The device is broken.
+        """
     def save(
         self,
         scheduler: bytes,
@@ -361,8 +369,12 @@ class Mover:
         kind: int = 0,
         depths: bytes = b"",
         may_refuse: bool = False,
+        computed: int | None = None,
     ) -> None:
         """Saves after the engine's work on ``queue``; for a GPU the handle of a CUDA stream.
+
+        ``computed``: an earlier point of that work, of record(), from which on the blocks have
+        their final content. Other engines read them from there on; the save does not.
 
         ``blocks``: those of all members of ``kind`` for the first key, then for the next one. For a
         kind without members it is empty, and the job is reported at once with all keys skipped.

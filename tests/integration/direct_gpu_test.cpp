@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -55,12 +56,15 @@ struct GpuWorker {
   GpuWorker(const GpuWorker&) = delete;
   GpuWorker& operator=(const GpuWorker&) = delete;
 
-  /// Saves blocks after the work that is queued on the engine's stream, as a step does. They get
-  /// their content by fill().
-  void start_save(std::uint64_t job, const Numbers& numbers, const Blocks& blocks) {
-    const auto queue = Device::Queue{reinterpret_cast<std::uintptr_t>(stream)};
-    const Device::Event after = device->record_event(queue).value();
-    REQUIRE(engine->mover().save(engine->scheduler, job, numbered_keys(numbers), blocks, after));
+  /// Marks the work that is queued on the engine's stream.
+  Device::Event record() {
+    return device->record_event(Device::Queue{reinterpret_cast<std::uintptr_t>(stream)}).value();
+  }
+  /// Saves blocks after that work, as a step does. They get their content by fill().
+  void start_save(std::uint64_t job, const Numbers& numbers, const Blocks& blocks,
+                  std::optional<Device::Event> computed = {}) {
+    REQUIRE(engine->mover().save(engine->scheduler, job, 0, numbered_keys(numbers), blocks,
+                                 record(), {}, false, computed));
   }
   void fill(const Numbers& numbers, const Blocks& blocks) {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -215,6 +219,30 @@ TEST_SUITE("direct reads between GPUs") {
     f.prefill.cuda->resume();
     const Mover::Finished saved = f.prefill.engine->next_finished();
     CHECK(saved.blocks == 12);
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 12);
+  }
+
+  TEST_CASE(
+      "blocks are read once they are computed, while their save waits for the rest of the step") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    GpuPair f;
+    const Numbers numbers = numbers_from(1, 12);
+    const Blocks from = blocks_from(3, 12);
+    const Blocks to = blocks_from(40, 12);
+    f.prefill.fill(numbers, from);
+    const Device::Event computed = f.prefill.record();
+    f.prefill.cuda->settle();
+    f.prefill.cuda->block(f.prefill.stream, true);  // The rest of the step runs for long.
+    f.prefill.start_save(1, numbers, from, computed);
+    REQUIRE(f.decode.follow(7, numbers, to));
+
+    const Mover::Finished loaded = f.decode.engine->next_finished();
+    CHECK_FALSE(loaded.error);
+    CHECK(loaded.direct_bytes == 12 * GpuWorker::kPage);
+    CHECK(f.decode.engine->wrong_blocks(numbers, to) == 0);
+    CHECK(f.decode.engine->lookup(numbers).value().blocks == 0);
+    f.prefill.cuda->block(f.prefill.stream, false);
+    CHECK(f.prefill.engine->next_finished().blocks == 12);
     CHECK(f.decode.engine->lookup(numbers).value().blocks == 12);
   }
 

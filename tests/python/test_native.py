@@ -141,6 +141,29 @@ def test_a_load_follows_saves_by_the_keys_of_its_blocks(memory, tmp_path):
         session.close()
 
 
+def test_a_save_takes_an_event_that_was_recorded_before(memory, tmp_path):
+    with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
+        device = _native.HostDevice()
+        mover = _native.Mover(
+            str(server.socket),
+            "engine",
+            device,
+            memory.segments,
+            BLOCKS,
+            [("model", "m")],
+            **PATIENT,
+        )
+        ready(mover)
+        event = mover.record()
+        assert event == 0  # in host memory: now
+
+        mover.save(_native.random_id(), 7, bytes(16), 16, [0], computed=event)
+        assert (next_report(mover).blocks, mover.record(queue=0)) == (1, 0)
+        with pytest.raises(TypeError):
+            mover.save(_native.random_id(), 8, bytes(16), 16, [0], computed=-1)
+        mover.close()
+
+
 @pytest.mark.parametrize("kind", ["list", "tuple", "I", "i", "q", "Q", "memoryview"])
 def test_blocks_are_loaded_however_their_numbers_are_passed(kind, memory, tmp_path):
     def blocks(first):

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from pegaflow.engine.config import ConfigError, read_settings
 from pegaflow.engine.guard import hook
 from pegaflow.vllm import build, engine_calls
+from pegaflow.vllm.computed import Computed
 from pegaflow.vllm.messages import StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts, PromMetrics
 from pegaflow.vllm.off import SchedulerOff, WorkerOff
@@ -58,6 +59,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduler: SchedulerSide | SchedulerOff | None = None
         self._worker: WorkerSide | WorkerOff | None = None
+        self._computed: Computed | None = None  # what the hooks of this step's layers call
         self._failed: set[str] = set()
         self._make(role)
         self._choose_failure_policy()
@@ -98,6 +100,7 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
             )
         if not live:
             return False
+        self._computed = None
         if isinstance(side, SchedulerSide):
             self._scheduler = SchedulerOff(side)
         elif isinstance(side, WorkerSide):
@@ -239,6 +242,26 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Whether this is the only connector, rather than one of a MultiConnector."""
         return not has_kv_transfer_group() or get_kv_transfer_group() is self
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._begin_step()
+
+    @hook(_nothing)
+    def _begin_step(self) -> None:
+        self._computed = None
+        if self._worker is not None and isinstance(self._connector_metadata, StepPlan):
+            self._computed = self._worker.begin_step(self._connector_metadata)
+
+    def clear_connector_metadata(self) -> None:
+        super().clear_connector_metadata()
+        self._end_step()
+
+    @hook(_nothing)
+    def _end_step(self) -> None:
+        self._computed = None
+        if self._worker is not None:
+            self._worker.end_step()
+
     @hook(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if isinstance(self._connector_metadata, StepPlan):
@@ -250,7 +273,14 @@ class PegaKVConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        return None  # whole blocks are saved, after the step
+        """Saves nothing: the hook of the last layer marks the point at which all KV is queued."""
+        if self._computed is not None:
+            self._layer_computed(layer_name, attn_metadata)
+
+    @hook(_nothing)
+    def _layer_computed(self, layer_name: str, attn_metadata: Any) -> None:
+        if self._computed is not None:  # it is after a failure of this call
+            self._computed.layer(layer_name, attn_metadata)
 
     @hook(_nothing)
     def wait_for_save(self) -> None:

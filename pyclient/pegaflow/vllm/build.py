@@ -18,7 +18,7 @@ from pegaflow.engine.config import (
 )
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, TooManyPieces, geometry
-from pegaflow.vllm import adapters, agreement, drafts, namespace, ranks, weights
+from pegaflow.vllm import adapters, agreement, computed, drafts, namespace, ranks, weights
 from pegaflow.vllm.exchange import Exchange
 from pegaflow.vllm.grid import Grid, NoGrid, read_grid
 from pegaflow.vllm.kinds import read_kinds, specs_by_layer
@@ -342,7 +342,20 @@ def _make_mover(
             factors,
             **options,
         )
-    return mover if where.device == "cpu" else _OnStream(mover, where.device_index)
+    return _in_order(mover, where, _watched_layers(vllm_config, where, options))
+
+
+def _in_order(mover: Any, where: Geometry, layers: frozenset[str]) -> Any:
+    return mover if where.device == "cpu" else _OnStream(mover, where.device_index, layers)
+
+
+def _watched_layers(
+    vllm_config: Any, where: Geometry, options: Mapping[str, Any]
+) -> frozenset[str]:
+    """The layers whose hooks show that all KV of a step is queued, if other engines read it."""
+    if not options.get("direct_group"):
+        return frozenset()
+    return computed.layers_with_hooks(vllm_config, where.layers)
 
 
 def _agreed(*arguments: Any) -> agreement.Agreement:
@@ -446,12 +459,14 @@ class _OnStream:
     later work may follow.
     """
 
-    def __init__(self, mover: Any, device_index: int) -> None:
+    def __init__(self, mover: Any, device_index: int, layers: frozenset[str] = frozenset()) -> None:
+        """``layers``: as of Computed, whose events save() takes for reads by other engines."""
         import torch
 
         self._mover = mover
         self._current_stream = torch.cuda.current_stream
         self._device_index = device_index
+        self.computed = computed.Computed(layers, self._queue, self._record)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mover, name)
@@ -465,12 +480,18 @@ class _OnStream:
         blocks: Sequence[int],
         **more: Any,
     ) -> None:
-        stream = self._current_stream(self._device_index).cuda_stream
-        self._mover.save(scheduler, job, keys, key_bytes, blocks, stream, **more)
+        self._mover.save(scheduler, job, keys, key_bytes, blocks, self._queue(), **more)
 
     def follow(self, within_s: float) -> Sequence[Any]:
-        stream = self._current_stream(self._device_index).cuda_stream
-        return self._mover.follow(within_s, stream)
+        return self._mover.follow(within_s, self._queue())
+
+    def _record(self, queue: int) -> int:
+        event: int = self._mover.record(queue)
+        return event
+
+    def _queue(self) -> int:
+        stream: int = self._current_stream(self._device_index).cuda_stream
+        return stream
 
 
 def read_geometry(

@@ -170,6 +170,12 @@ class WorkerOff:
     def restore(self) -> None:
         return None
 
+    def begin_step(self, plan: StepPlan) -> None:
+        return None
+
+    def end_step(self) -> None:
+        return None
+
     def start_loads(self, plan: StepPlan) -> None:
         for order in (*plan.loads, *plan.refused):  # a chunked load's last part is the last
             if self._was is None or order.load not in self._was.loads:

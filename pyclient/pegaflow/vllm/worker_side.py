@@ -12,6 +12,7 @@ from typing import Any
 from pegaflow import _native
 from pegaflow.engine.errors import error_code
 from pegaflow.vllm.arrivals import ARRIVALS
+from pegaflow.vllm.computed import Computed
 from pegaflow.vllm.messages import LoadOrder, Outcome, SaveOrder, StepPlan, WorkerReport
 from pegaflow.vllm.metrics import Counts
 
@@ -244,6 +245,7 @@ class WorkerSide:
         self._addresses: list[int] = []  # of the tensors that the mover has registered
         self._is_unmapped = False
         self._saved_plan: StepPlan | None = None  # the last one whose saves were submitted
+        self._computed: Computed | None = None  # of the mover, in a step that saves
         self._link = ""
         self._ahead = ahead or StepsAhead(False)
         self._forward = False
@@ -316,6 +318,21 @@ class WorkerSide:
         self._addresses = addresses
         self.mover = self._make_mover(self._kv_caches)
 
+    def begin_step(self, plan: StepPlan) -> Computed | None:
+        """What is to be called in each layer's hook of this step; None: nothing."""
+        self.end_step()
+        # Only the mover of a GPU has it.
+        mark: Computed | None = getattr(self.mover, "computed", None)
+        if mark is not None and plan.saves and self._saves and mark.begin(plan):
+            self._computed = mark
+        return self._computed
+
+    def end_step(self) -> None:
+        """The step is over, or has failed: its event is not used again. Idempotent."""
+        if self._computed is not None:
+            self._computed.clear()
+            self._computed = None
+
     def start_loads(self, plan: StepPlan) -> None:
         self._forward = plan.forward
         self._measured = plan.measured
@@ -362,8 +379,10 @@ class WorkerSide:
                 order.load, order.token, order.first, order.blocks, computing=order.computing
             )
 
-    def _save(self, scheduler: bytes, order: SaveOrder) -> None:
+    def _save(self, scheduler: bytes, order: SaveOrder, computed: int | None) -> None:
         more: dict[str, Any] = {"depths": order.depths} if order.depths else {}
+        if computed is not None:
+            more["computed"] = computed
         if order.kind:
             more["kind"] = order.kind
         if order.may_refuse:
@@ -371,7 +390,8 @@ class WorkerSide:
         self.mover.save(scheduler, order.job, order.keys, order.key_bytes, order.blocks, **more)
 
     def submit_saves(self, plan: StepPlan) -> None:
-        """Called when the step's forward pass is queued: the mover records it as an event.
+        """Called when the step's forward pass is queued: the mover records it as an event. Other
+        engines may read the blocks from an earlier one on, if the last layer's hook recorded it.
 
         Called again for the same plan, because releases before 0.31 call wait_for_save() only in
         steps with a forward pass, and a request's last blocks are saved in a step without one.
@@ -379,6 +399,7 @@ class WorkerSide:
         if plan is self._saved_plan:
             return
         self._saved_plan = plan
+        computed = self._computed.event(plan) if self._computed is not None else None
         for order in plan.saves:
             if not self._saves:
                 self.reports.save(order.job, Outcome(replica=True))
@@ -387,7 +408,7 @@ class WorkerSide:
                 self.reports.failed_save(order, "asleep")
                 continue
             try:
-                self._save(plan.scheduler, order)
+                self._save(plan.scheduler, order, computed)
             except _native.PegaFlowError as error:
                 self.reports.failed_save(order, error_code(error), str(error))
             else:
