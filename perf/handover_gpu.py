@@ -9,6 +9,9 @@ router add is the difference to the prompt that the prefill engine answers alone
           --pd-first-token)
   early   of these, early alone
   direct  early, with pegaflow.direct_group: blocks go from GPU to GPU
+  far     the same, each engine with a server of its own, as on two hosts (pegaflow.direct_nics).
+          PEGA_UCX_LIBRARY names a UCX with CUDA support. On a machine without RDMA cards
+          PEGAFLOW_TEST_UCX_OVER_TCP=lo reads through host memory: for answers, not for times
   whole   early, but a load begins when the whole prompt is saved (pegaflow.early_load_percent 0)
   nixl    vLLM's NixlConnector: serial (--flow kv-params)
   push    vLLM's NixlPushConnector: serial (--flow kv-params), both legs at once without a router
@@ -268,6 +271,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--configurations", default="ours,whole,nixl,multi")
     parser.add_argument("--gpu-blocks", type=int, default=8000)
     parser.add_argument("--pool-gib", type=int, default=40)
+    parser.add_argument(
+        "--one-gpu", action="store_true", help="both engines on GPU 0: for answers, not for times"
+    )
     parser.add_argument("--output-tokens", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.15, help="seconds between two prompts")
     parser.add_argument("--seed", type=int, default=1)

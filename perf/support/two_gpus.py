@@ -1,4 +1,4 @@
-"""Two vLLMs, one on each of two GPUs, with routers in front of them."""
+"""Two vLLMs, one on each of two GPUs or both on one, with routers in front of them."""
 
 from __future__ import annotations
 
@@ -63,11 +63,15 @@ CONFIGURATIONS = {
     "ours": ("serial", "early", "first"),
     "early": ("early",),
     "direct": ("early",),
+    "far": ("early",),
     "whole": ("early",),
     "nixl": ("kv-params",),
     "push": ("kv-params", "both"),
     "multi": ("kv-params", "serial"),
 }
+#: Of "far": the decode engine's server asks that of the prefill engine.
+PEER_ADDRESS = "127.0.0.1:9192"
+PEER_OPTIONS = ("--peer-listen", "--peers")
 #: Arms in which the decode engine computes the last token as the prefill engine does.
 COMPARED = ("serial", "early", "kv-params", "both")
 
@@ -75,8 +79,13 @@ COMPARED = ("serial", "early", "kv-params", "both")
 def connector(name: str) -> dict:
     """The value of --kv-transfer-config."""
     extra = dict(EXTRA)
-    if name == "direct":
+    if name in ("direct", "far"):
         extra["pegaflow.direct_group"] = "pd"
+    if name == "far":
+        extra["pegaflow.direct_nics"] = "auto"
+        extra["pegaflow.ucx_library"] = os.environ.get("PEGA_UCX_LIBRARY", "")
+        if "PEGAFLOW_TEST_UCX_OVER_TCP" in os.environ:  # some 60 MB/s
+            extra["pegaflow.load_patience_ms"] = 5000
     if name == "whole":
         extra["pegaflow.early_load_percent"] = 0
     ours = OURS | {"kv_connector_extra_config": extra}
@@ -136,11 +145,10 @@ class Rig:
         self.arms = ("alone", *CONFIGURATIONS[name])
         self.most_tokens = max(options.lengths) + 1000  #: Of a prompt and what follows it.
         self.timeline: pathlib.Path | None = None  #: The folder of the engines' notes.
-        self.children: dict[str, subprocess.Popen] = {}  #: server, engine-0, engine-1
+        self.children: dict[str, subprocess.Popen] = {}  #: server, server-1, engine-0, engine-1
         self._runtime = options.out / f"run-{name}"
         self._env = os.environ | {
             "PYTHONPATH": f"{TOOLS / 'plugin'}:{os.environ.get('PYTHONPATH', '')}",
-            "PEGAFLOW_ENGINE_ENDPOINT": f"unix:{self._runtime}/pega.sock",
             "VLLM_SERVER_DEV_MODE": "1",
             "PYTHONHASHSEED": "0",
             "HF_HUB_OFFLINE": "1",
@@ -165,23 +173,35 @@ class Rig:
                 self.timeline.mkdir(exist_ok=True)
             if self.name not in PEERS:
                 self._runtime.mkdir(exist_ok=True)
-                self.start_server(stack)
-            begun = [self.begin_engine(gpu, stack) for gpu in (0, 1)]
-            for gpu, (url, log) in enumerate(begun):
-                wait_until(self.children[f"engine-{gpu}"], url, log, 240)
+                for node in self._nodes():
+                    self.start_server(stack, node)
+            for gpus in ((0,), (1,)) if self.options.one_gpu else ((0, 1),):
+                begun = [self.begin_engine(gpu, stack) for gpu in gpus]
+                for gpu, (url, log) in zip(gpus, begun, strict=True):
+                    wait_until(self.children[f"engine-{gpu}"], url, log, 240)
             for arm in self.arms:
                 if arm != "both":
                     self._router(arm, stack)
             yield stack
 
-    def start_server(self, stack: contextlib.ExitStack) -> None:
+    def _nodes(self) -> tuple[int, ...]:
+        """Each engine of "far" has a server of its own."""
+        return (0, 1) if self.name == "far" else (0,)
+
+    def _address(self, node: int) -> str:
+        return f"unix:{self._runtime}/pega-{node}.sock"
+
+    def start_server(self, stack: contextlib.ExitStack, node: int = 0) -> None:
         options = self.options
-        command = [str(options.bin / "pegaflow-server")]
-        command += ["--addr", f"unix:{self._runtime}/pega.sock"]
-        command += ["--http-addr", "127.0.0.1:9092", "--pool-size", f"{options.pool_gib}gb"]
-        log = options.out / f"{self.name}-server.log"
-        child = self.children["server"] = stack.enter_context(process(command, log, self._env))
-        wait_until(child, "http://127.0.0.1:9092/health", log, 90)
+        command = [str(options.bin / "pegaflow-server"), "--addr", self._address(node)]
+        command += ["--http-addr", f"127.0.0.1:{9092 + node}"]
+        command += ["--pool-size", f"{options.pool_gib}gb"]
+        if len(self._nodes()) > 1:
+            command += [PEER_OPTIONS[node], PEER_ADDRESS]
+        log = options.out / f"{self.name}-server-{node}.log"
+        name = f"server-{node}" if node else "server"
+        child = self.children[name] = stack.enter_context(process(command, log, self._env))
+        wait_until(child, f"http://127.0.0.1:{9092 + node}/health", log, 90)
 
     def begin_engine(self, gpu: int, stack: contextlib.ExitStack) -> tuple[str, pathlib.Path]:
         options = self.options
@@ -190,7 +210,8 @@ class Rig:
         command += ["--served-model-name", "model", "--host", "127.0.0.1"]
         command += ["--port", str(8000 + gpu), "--load-format", "pegaflow_seeded"]
         command += ["--max-model-len", str(self.most_tokens), "--max-num-seqs", "64"]
-        command += ["--block-size", str(BLOCK), "--gpu-memory-utilization", "0.6"]
+        command += ["--block-size", str(BLOCK), "--gpu-memory-utilization"]
+        command += ["0.4" if options.one_gpu else "0.6"]
         command += ["--num-gpu-blocks-override", str(options.gpu_blocks)]
         command += ["--disable-uvicorn-access-log", "--compilation-config"]
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -198,7 +219,8 @@ class Rig:
         command += options.vllm_arguments.split()
         command += ["--kv-transfer-config", json.dumps(connector(self.name))]
         own = self._env | {
-            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "CUDA_VISIBLE_DEVICES": "0" if options.one_gpu else str(gpu),
+            "PEGAFLOW_ENGINE_ENDPOINT": self._address(self._nodes()[-1] if gpu else 0),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5600 + gpu),
         }

@@ -6,55 +6,94 @@ import os
 import random
 import select
 import time
+from typing import Any
 
 from tests.gpu.processes import EngineProcess
 from tests.gpu.scenarios import PATIENCE_S, Place
+from tests.support.vllm_server import PegaServer
+from tests.support.waiting import wait_until
 
 #: Of the prefill engine, while the decode engine waits for its blocks.
 COMPUTE_S = 0.03
 ROUNDS = 20
 
 
-def _engine(place: Place, device: str, name: str, socket: str) -> EngineProcess:
-    engine = place.process(device).open(socket, name, direct_group="pd", **place.sizes.shape())
+def _engine(
+    place: Place, device: str, name: str, server: PegaServer, **options: Any
+) -> EngineProcess:
+    engine = place.process(device).open(
+        str(server.socket), name, direct_group="pd", **options, **place.sizes.shape()
+    )
     engine.call("wait_ready")
     return engine
 
 
-def direct_reads(place: Place) -> str:
-    """A prefill engine overwrites its blocks once their save is reported; each load is right."""
+def _overwritten_rounds(
+    place: Place, prefill: EngineProcess, decode: EngineProcess, count: int, node: bytes = b""
+) -> str:
+    """The prefill engine overwrites its blocks once their save is reported; each load is right."""
     sizes, chance = place.sizes, random.Random(place.seed)
-    count = sizes.blocks // 4
     direct, took = 0, []
-    with place.server(4 * count) as server:
-        prefill = _engine(place, place.devices[-1], "prefill", str(server.socket))
-        decode = _engine(place, place.devices[0], "decode", str(server.socket))
-        for number in range(ROUNDS):
-            origins = list(range(number * count, (number + 1) * count))
-            source = chance.sample(range(sizes.blocks), count)
-            target = chance.sample(range(sizes.blocks), count)
-            decode.call("fill", target, origins, 2)
-            begin = time.monotonic()
-            first, second = (decode, prefill) if number % 2 else (prefill, decode)
-            for engine in (first, second):
-                if engine is decode:
-                    engine.begin("follow", "d", origins, target, PATIENCE_S)
-                else:
-                    engine.begin("compute_and_save", "d", origins, source, COMPUTE_S)
-            loaded = decode.take()
-            took.append(time.monotonic() - begin)
-            saved = prefill.take()
-            assert saved["blocks"] == count, saved
-            assert loaded["blocks"] == count and not loaded["error"], loaded
-            wrong = decode.call("wrong", target, origins)
-            assert wrong == [], f"round {number}: blocks {wrong[:8]} are wrong"
-            direct += loaded["direct_bytes"]
+    for number in range(ROUNDS):
+        origins = list(range(number * count, (number + 1) * count))
+        source = chance.sample(range(sizes.blocks), count)
+        target = chance.sample(range(sizes.blocks), count)
+        decode.call("fill", target, origins, 2)
+        begin = time.monotonic()
+        first, second = (decode, prefill) if number % 2 else (prefill, decode)
+        for engine in (first, second):
+            if engine is decode:
+                engine.begin("follow", "d", origins, target, PATIENCE_S, node)
+            else:
+                engine.begin("compute_and_save", "d", origins, source, COMPUTE_S)
+        loaded = decode.take()
+        took.append(time.monotonic() - begin)
+        saved = prefill.take()
+        assert saved["blocks"] == count, saved
+        assert loaded["blocks"] == count and not loaded["error"], loaded
+        wrong = decode.call("wrong", target, origins)
+        assert wrong == [], f"round {number}: blocks {wrong[:8]} are wrong"
+        direct += loaded["direct_bytes"]
     every = ROUNDS * count * sizes.page_bytes
     assert direct > every // 2, f"only {direct} of {every} bytes were read directly"
     return (
         f"{direct / every:.0%} of {every >> 20} MiB read directly, every byte right; "
         f"{count} blocks after {sorted(took)[ROUNDS // 2] * 1e3:.1f} ms in the median"
     )
+
+
+def direct_reads(place: Place) -> str:
+    """Between two engines of one node."""
+    count = place.sizes.blocks // 4
+    with place.server(4 * count) as server:
+        prefill = _engine(place, place.devices[-1], "prefill", server)
+        decode = _engine(place, place.devices[0], "decode", server)
+        return _overwritten_rounds(place, prefill, decode, count)
+
+
+def far_reads(place: Place) -> str:
+    """Between engines of two nodes, by UCX over TCP: what crosses GPUs crosses host memory there.
+
+    On GPUs PEGA_UCX_LIBRARY names a UCX with CUDA support. It copies some 60 MB/s there, and a save
+    waits 2 s for its readers.
+    """
+    count = place.sizes.blocks // 64
+    with (
+        place.server(4 * count, "--peer-listen", "127.0.0.1:0") as near,
+        place.server(4 * count, "--peers", near.peer_listen) as far,
+    ):
+        wait_until(lambda: _peers(far)[0]["state"] == "ready", "the nodes are not joined")
+        prefill = _engine(place, place.devices[-1], "prefill", near, over_tcp="lo")
+        decode = _engine(place, place.devices[0], "decode", far, over_tcp="lo")
+        node = bytes.fromhex(_peers(far)[0]["node"])
+        said = _overwritten_rounds(place, prefill, decode, count, node)
+        reads = far.metrics().total("pegaflow_direct_far_reads_total")
+        assert reads > 0, "no read went to the other node"
+        return f"{said}; {reads:.0f} reads of the other node"
+
+
+def _peers(server: PegaServer) -> list[dict[str, Any]]:
+    return server.get_by_socket("/health")["nodes"]["peers"]
 
 
 def killed_source(place: Place) -> str:
@@ -64,12 +103,12 @@ def killed_source(place: Place) -> str:
     count = sizes.blocks // 4
     loaded_blocks, freed_ms = 0, []
     with place.server(8 * count) as server:
-        decode = _engine(place, place.devices[0], "decode", str(server.socket))
+        decode = _engine(place, place.devices[0], "decode", server)
         device = place.devices[-1]
         number_of_gpu = int(device.partition(":")[2] or 0) if device != "cpu" else None
         for kill in range(sizes.kills):
             before = 0 if number_of_gpu is None else decode.call("memory_in_use", number_of_gpu)
-            prefill = _engine(place, device, f"prefill-{kill}", str(server.socket))
+            prefill = _engine(place, device, f"prefill-{kill}", server)
             # The first load maps the memory of the other engine.
             for first in (2 * kill, 2 * kill + 1):
                 origins = list(range(first * count, (first + 1) * count))

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import hashlib
+import os
 import random
 import select
 import time
@@ -95,6 +96,13 @@ class Engine:
         link = PATIENT | options
         verify = link.pop("verify", "off")
         group = link.pop("direct_group", "")
+        over_tcp = link.pop("over_tcp", "")
+        network = {}
+        if over_tcp:
+            # As on hosts with cards, but UCX reads over TCP, which is slow.
+            os.environ["PEGAFLOW_TEST_UCX_OVER_TCP"] = over_tcp
+            network = {"direct_nics": ["auto"], "ucx_library": os.getenv("PEGA_UCX_LIBRARY", "")}
+            network |= {"load_patience": PATIENCE_S}
         self._socket = socket
         self._instance = instance
         self.mover = _native.Mover(
@@ -108,6 +116,7 @@ class Engine:
             ranks=ranks,
             verify=verify,
             direct_group=group,
+            **network,
             **link,
         )
         self.session = _native.CacheSession(socket, instance, **link)
@@ -245,12 +254,17 @@ class Engine:
         return done
 
     def follow(
-        self, space: str, origins: Sequence[int], blocks: Sequence[int], patience_s: float
+        self,
+        space: str,
+        origins: Sequence[int],
+        blocks: Sequence[int],
+        patience_s: float,
+        node: bytes = b"",
     ) -> dict[str, Any]:
-        """Loads blocks while another engine saves them."""
+        """Loads blocks while another engine saves them, at this node or at another one."""
         number = self._take_number()
         keys = block_keys(space, origins)
-        self.mover.load_following(number, keys, 32, list(blocks), patience_s)
+        self.mover.load_following(number, keys, 32, list(blocks), patience_s, node)
         return self.finished("load", number)
 
     def memory_in_use(self, device: int) -> int:

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.gpu.direct import direct_reads, killed_source
+from tests.gpu.direct import direct_reads, far_reads, killed_source
 from tests.gpu.layouts import layouts
 from tests.gpu.scenarios import CPU_SIZES, GPU_SIZES, SCENARIOS, Place, prepared
 
@@ -32,7 +32,7 @@ def gpus() -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     every = {"layouts": layouts, "direct_reads": direct_reads, "killed_source": killed_source}
-    every |= SCENARIOS
+    every |= {"far_reads": far_reads} | SCENARIOS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
