@@ -10,6 +10,19 @@ namespace pegaflow::router {
 
 namespace asio = boost::asio;
 
+namespace {
+
+/// The head of a stream that no engine has begun.
+ResponseHead stream_head() {
+  ResponseHead head;
+  head.status = 200;
+  head.reason = "OK";
+  head.fields = {{"content-type", "text/event-stream; charset=utf-8"}};
+  return head;
+}
+
+}  // namespace
+
 FirstTokenSplice::FirstTokenSplice(ClientRequest& request, EngineNeeds& needs, ClientWait& wait,
                                    AccessRecord& record, HeldBodies& bodies, ResponseWriter& writer)
     : request_(request),
@@ -32,11 +45,12 @@ FirstToken FirstTokenSplice::prepare(const std::vector<JsonMember>& members, Pre
   return FirstToken::kSent;
 }
 
-asio::awaitable<DecodeResult> FirstTokenSplice::attempt(EnginePermit& permit) {
-  const DecodeAttempts::OnHead on_head = [this](UpstreamCall& call,
-                                                Error& error) -> asio::awaitable<Relayed> {
+asio::awaitable<DecodeResult> FirstTokenSplice::attempt(Engine& engine, EnginePermit& permit) {
+  const DecodeAttempts::OnHead on_head = [&](UpstreamCall& call,
+                                             Error& error) -> asio::awaitable<Relayed> {
     const unsigned status = call.head().status;
     if (status == 200 && is_event_stream(call.head())) {
+      engine.continues = true;
       StreamRelay stream(writer_, call, &opening_);
       co_return co_await stream.run(error);
     }
@@ -54,6 +68,7 @@ asio::awaitable<Spliced> FirstTokenSplice::run(const std::vector<JsonMember>& me
   Error error;
   // Until the head is sent, any obstacle (a queue, an engine that rejects token ids or is gone)
   // leaves the request to the DecodeLeg. After it, only an engine that continues the stream helps.
+  // An engine that has accepted token ids before hardly rejects them now.
   for (std::int64_t number = 0; number <= shared_.options.retries; ++number) {
     if (number > 0) {
       const bool stays = co_await wait_.wait_before_retry(number - 1);
@@ -64,8 +79,13 @@ asio::awaitable<Spliced> FirstTokenSplice::run(const std::vector<JsonMember>& me
     if (number > 0) record_.count_retry(shared_.metrics, Role::kDecode);
     tried_.push_back(choice.engine.get());
     EnginePermit permit(shared_, choice.engine);
-    const DecodeResult got = co_await attempt(permit);
+    if (choice.engine->continues && !opening_.is_sent) {
+      const bool sent = co_await send_opening(writer_, opening_, stream_head());
+      if (!sent) co_return Spliced{};
+    }
+    const DecodeResult got = co_await attempt(*choice.engine, permit);
     error = got.error;
+    if (got.how == Relayed::kNothingSent) choice.engine->continues = false;
     if (got.how == Relayed::kGone) co_return Spliced{};
     if (got.how != Relayed::kNothingSent) co_return Spliced{FirstToken::kSent, true};
     if (!opening_.is_sent || needs_.is_suspect()) break;

@@ -24,9 +24,10 @@ struct Spliced {
   bool keeps = false;  ///< With kSent: the connection stays open.
 };
 
-/// Sends the prefill engine's token to the client as soon as a decode engine has accepted the body
-/// that continues after it, and then that engine's stream. Owns the opening event and the list of
-/// engines that were tried. Thread-bound; runs once.
+/// Sends the prefill engine's token to the client, and then the stream of a decode engine that
+/// continues after it. If that engine has accepted such a body before, the token is sent at once,
+/// otherwise when it has accepted this one. Owns the opening event and the list of engines that
+/// were tried. Thread-bound; runs once.
 class FirstTokenSplice {
  public:
   /// All of them outlive the splice.
@@ -40,7 +41,7 @@ class FirstTokenSplice {
  private:
   /// Builds the opening event and the continuation. Returns kSent, or the reason against them.
   FirstToken prepare(const std::vector<JsonMember>& members, Prefilled& prefilled);
-  boost::asio::awaitable<DecodeResult> attempt(EnginePermit& permit);
+  boost::asio::awaitable<DecodeResult> attempt(Engine& engine, EnginePermit& permit);
 
   ClientRequest& request_;
   Shared& shared_;

@@ -22,18 +22,21 @@ std::string_view framing(bool is_chunked) {
 
 }  // namespace
 
+asio::awaitable<bool> send_opening(ResponseWriter& writer, OpeningEvent& opening,
+                                   const ResponseHead& head) {
+  AccessRecord& record = writer.record();
+  const bool is_chunked = writer.request().is_chunked();
+  std::string out = writer.head(head, framing(is_chunked));
+  append_piece(out, opening.text, is_chunked);
+  record.bytes_out += opening.text.size();
+  record.events = 1;
+  record.first_event_time = writer.request().shared().now() - record.began;
+  opening.is_sent = true;
+  co_return co_await writer.request().client().send(out);
+}
+
 StreamRelay::StreamRelay(ResponseWriter& writer, UpstreamCall& call, OpeningEvent* opening)
     : writer_(writer), call_(call), opening_(opening), is_chunked_(writer.request().is_chunked()) {}
-
-asio::awaitable<bool> StreamRelay::send_opening() {
-  AccessRecord& record = writer_.record();
-  out_ = writer_.head(call_.head(), framing(is_chunked_));
-  append_piece(out_, opening_->text, is_chunked_);
-  record.bytes_out += opening_->text.size();
-  record.first_event_time = writer_.request().shared().now() - record.began;
-  opening_->is_sent = true;
-  co_return co_await writer_.request().client().send(out_);
-}
 
 bool StreamRelay::take_events(std::size_t before) {
   AccessRecord& record = writer_.record();
@@ -73,7 +76,7 @@ asio::awaitable<Relayed> StreamRelay::run(Error& error) {
   Client& client = writer_.request().client();
   const RouterOptions& options = writer_.request().shared().options;
   if (opening_ != nullptr && !opening_->is_sent) {
-    const bool sent = co_await send_opening();
+    const bool sent = co_await send_opening(writer_, *opening_, call_.head());
     if (!sent) co_return Relayed::kGone;
   }
   while (true) {

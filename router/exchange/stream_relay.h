@@ -20,6 +20,11 @@ struct OpeningEvent {
   bool is_sent = false;  ///< The client has the head and the event.
 };
 
+/// Sends `head` and the event, and records the time of the client's first event. False when the
+/// client left.
+boost::asio::awaitable<bool> send_opening(ResponseWriter& writer, OpeningEvent& opening,
+                                          const ResponseHead& head);
+
 /// One stream of one engine. Only whole events are sent, up to a limit of their size, and the head
 /// goes out with the first one: until then another engine can replace this one. Thread-bound.
 class StreamRelay {
@@ -32,7 +37,6 @@ class StreamRelay {
   boost::asio::awaitable<Relayed> run(Error& error);
 
  private:
-  boost::asio::awaitable<bool> send_opening();
   /// Takes the whole events out of `pending_` into `out_`, where `before` bytes of it were known.
   /// False when there is none to send.
   bool take_events(std::size_t before);

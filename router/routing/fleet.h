@@ -68,6 +68,9 @@ struct Engine {
   Breaker breaker;
   HandoverWatch handover;  ///< Used with prefill engines only.
   EarlyWatch early;        ///< Used with prefill engines only.
+  /// Its last stream that continues after a prefill engine's token has begun. Used with decode
+  /// engines only.
+  bool continues = false;
   ModelList models;
   EventSourcesState event_sources;
   LoadState load;

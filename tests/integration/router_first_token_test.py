@@ -207,6 +207,56 @@ class FirstToken(RouterTest):
             self.assertEqual((await router.metrics())["late_errors_total"], 1)
             await self.all_is_over(router)
 
+    async def test_an_engine_that_has_continued_before_does_not_delay_the_token(self) -> None:
+        may_accept = asyncio.Event()
+        may_accept.set()
+
+        async def accept_later(request: Request, answer: Answer) -> None:
+            await may_accept.wait()
+            await decode(request, answer)
+
+        _, _, router = await self.pair(prefill, accept_later)
+        async with router.client() as client:
+            await client.post("/v1/completions", BODY)
+            first = await client.reply()
+            may_accept.clear()
+            await client.post("/v1/completions", BODY)
+            reply = await client.head()
+            self.assertEqual((reply.status, reply.headers["x-request-id"] != ""), (200, True))
+            self.assertEqual(reply.headers["content-type"], first.headers["content-type"])
+            self.assertEqual(texts(await client.chunk() or b""), [" uno"])
+            may_accept.set()
+            self.assertEqual(texts(await client.chunk() or b"")[:1], [" due"])
+        await self.all_is_over(router)
+
+    async def test_after_the_token_a_rejection_is_up_to_another_engine_or_ends_the_stream(
+        self,
+    ) -> None:
+        rejects = False
+
+        async def accept_once(request: Request, answer: Answer) -> None:
+            if rejects and isinstance(request.json["prompt"], list):
+                await answer.whole(b'{"error":"too long"}', 400)
+            else:
+                await decode(request, answer)
+
+        for others, seen in (([decode], [" uno", " due", " tre"]), ([], [" uno"])):
+            with self.subTest(others=len(others)):
+                rejects = False
+                _, d, router = await self.pair(prefill, accept_once, *others)
+                for _ in d:  # Each of them has continued once.
+                    await router.post("/v1/completions", BODY)
+                rejects = True
+                reply = await router.post("/v1/completions", BODY)
+                self.assertEqual((reply.status, texts(reply.body)), (200, seen))
+                self.assertEqual(b"pd_decode_interrupted" in reply.body, not others)
+                # Afterwards it has to accept the tokens first, and the client's body is the remedy.
+                if not others:
+                    again = await router.post("/v1/completions", BODY)
+                    self.assertEqual((again.status, b"DONE" in again.body), (200, True))
+                await self.all_is_over(router)
+                await router.stop()
+
     async def test_a_client_that_leaves_after_the_token_ends_the_decode_request(self) -> None:
         async def begin(request: Request, answer: Answer) -> None:
             await answer.begin_stream()
