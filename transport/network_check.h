@@ -24,11 +24,12 @@ struct TestMemory {
 
 inline constexpr std::size_t kTestBytes = std::size_t{1} << 20;
 
-/// Reads `source` into `target` through two fabrics of this process, and compares the bytes: a card
-/// may refuse to read a GPU, or return other bytes. Each call of `make` opens a fabric over the
-/// card that is tested. Both memories are empty of others' data; they hold random bytes afterwards.
-/// Errors: those of `make` and of Fabric::register_region(); kTimeout, kPeerLost or another code of
-/// a chunk when the card does not read; kCorrupt when it reads other bytes or writes elsewhere.
+/// Reads parts of `source` into `target` through two fabrics of this process, and compares the
+/// bytes: a card may refuse to read a GPU, or return other bytes. Each call of `make` opens a
+/// fabric over the card that is tested. Both memories are empty of others' data; they hold random
+/// bytes afterwards. Errors: those of `make` and of Fabric::register_region(); kTimeout, kPeerLost
+/// or another code of a chunk when the card does not read; kCorrupt when it reads other bytes or
+/// writes elsewhere.
 Result<void> check_reads(
     const std::function<Result<std::unique_ptr<Fabric>>(Fabric::CompletionSink)>& make,
     const TestMemory& source, const TestMemory& target, const Clock& clock, Duration patience);

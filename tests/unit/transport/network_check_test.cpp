@@ -14,7 +14,7 @@
 namespace pegaflow::testing {
 namespace {
 
-enum class Fault : std::uint8_t { kNone, kOtherByte, kRefusesReads, kRefusesMemory };
+enum class Fault : std::uint8_t { kNone, kOtherByte, kRefusesReads, kRefusesMemory, kHangs };
 
 /// Memory of the test; the copies of the second one fail when the test says so.
 struct Bytes {
@@ -74,6 +74,11 @@ struct Card {
         if (fault == Fault::kOtherByte) {
           target.bytes[place] ^= std::byte{1};
         }
+        // A card that hangs is late, and may write to the memory for as long as it likes.
+        if (fault == Fault::kHangs) {
+          for (std::optional<Errc>& chunk : completion.chunks) chunk = Errc::kTimeout;
+          completion.quiesced = false;
+        }
         sink(std::move(completion));
       };
       PEGA_TRY_LET(auto fabric, TcpFabric::create({}, clock, std::move(faulty)));
@@ -120,9 +125,14 @@ TEST_SUITE("check_reads") {
     Card reads{.fault = Fault::kRefusesReads};
     const Error gone = reads.error();
     CHECK(gone.code == Errc::kGone);
-    CHECK(gone.detail.starts_with("a test read of 1048576 bytes failed: "));
+    CHECK(gone.detail.starts_with("a test read of 737353 bytes failed: "));
     Card memory{.fault = Fault::kRefusesMemory};
     CHECK(memory.error().detail == "no dma-buf");
+  }
+
+  TEST_CASE("a card that never ends its reads fails it in time") {
+    Card card{.fault = Fault::kHangs};
+    CHECK(card.error().code == Errc::kTimeout);
   }
 
   TEST_CASE("memory that cannot be filled or read fails it") {
