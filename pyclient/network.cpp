@@ -143,6 +143,10 @@ Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
   std::shared_ptr<cuda::Gpu> gpu;
   NetworkDevice::Options with;
   if (const auto on_gpu = std::dynamic_pointer_cast<CudaDevice>(device)) {
+    // CUDA shares no memory of expandable segments and of vLLM's sleep mode. After a sleep there
+    // are other pages at its addresses, and a card would go on reading and writing the old ones.
+    const Result<PeerMemory> plain = device->share(layout, {});
+    if (!plain) return tl::unexpected<Error>(plain.error());
     PEGA_TRY_LET(gpu, cuda::Gpu::open(on_gpu->driver(), on_gpu->ordinal()));
     with.kind = MemoryKind::kCuda;
     with.gpu = gpu->ordinal();

@@ -38,6 +38,7 @@ class NetworkDevice::Impl {
                      const Options& options) {
     PEGA_TRY_LET(const std::vector<std::span<std::byte>> extents,
                  network::extents_of(layout, options.kind));
+    kind_ = options.kind;
     if (extents.size() > options.max_regions) {
       return fail(Errc::kRefused,
                   "the memory of the engine's blocks consists of {} ranges, and the network "
@@ -99,7 +100,8 @@ class NetworkDevice::Impl {
     Result<PeerMemory> shared = inner_->share(layout, guards);
     if (guards.empty()) return shared;
     if (!shared) {
-      if (shared.error().code != Errc::kRefused) return shared;
+      // Without handles a GPU's addresses would be taken for ordinary memory.
+      if (shared.error().code != Errc::kRefused || kind_ == MemoryKind::kCuda) return shared;
       shared = PeerMemory{.segments = {layout.segments().begin(), layout.segments().end()},
                           .block_count = layout.block_count()};
     }
@@ -248,6 +250,7 @@ class NetworkDevice::Impl {
 
   const std::shared_ptr<Device> inner_;
   const pid_t pid_ = ::getpid();
+  MemoryKind kind_ = MemoryKind::kHost;
   std::unique_ptr<network::Reads> reads_;
   std::vector<network::LocalRegion> regions_;  ///< Those of the engine's blocks.
 

@@ -80,12 +80,11 @@ class NetworkDevice final : public Device {
   void detach() override;
 
   /// The result of the other device, with PeerMemory::network unless `guards` is empty. The guards
-  /// are lent once, by the first call with them. If the other device refuses to share its memory
-  /// with processes of this host, the result is the layout's own segments without handles: other
-  /// hosts can read it, processes of this host cannot.
-  /// Errors: also kInvalidArgument when the layout is not in the memory that was lent, or when
-  /// `guards` are no array of 64-bit words; those of Fabric::register_region(); kOutOfCapacity for
-  /// more than 16 arrays of guards.
+  /// are lent once, by the first call with them. If the other device refuses to share ordinary
+  /// memory with processes of this host, the result is the layout's own segments: other hosts can
+  /// read it, processes of this host cannot. Errors: also kInvalidArgument when the layout is not
+  /// in the memory that was lent, or when `guards` are no array of 64-bit words; those of
+  /// Fabric::register_region(); kOutOfCapacity for more than 16 arrays of guards.
   Result<PeerMemory> share(const PageLayout& layout, std::span<std::byte> guards) override;
   /// Waits for readers as Fabric::unregister_region() does. The blocks stay unregistered, so the
   /// device cannot be attached again.

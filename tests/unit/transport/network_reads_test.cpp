@@ -362,6 +362,35 @@ TEST_SUITE("a read from another host") {
               ->network->segments.size() == 4);
   }
 
+  TEST_CASE("memory of a GPU that other processes cannot map is not shared at all") {
+    // After vLLM's sleep mode a card would read pages that the GPU no longer has.
+    struct Unshared final : Device {
+      Result<void> attach(std::span<const PageLayout>, std::span<std::byte>,
+                          CompletionSink) override {
+        return {};
+      }
+      void detach() override {}
+      Result<PeerMemory> share(const PageLayout&, std::span<std::byte>) override {
+        return fail(Errc::kRefused, "expandable segments");
+      }
+      Result<Event> record_event(Queue) override { return Event::kNow; }
+      Result<void> submit(Batch) override { return {}; }
+      void cancel(std::uint64_t) override {}
+    };
+    static const SteadyClock clock;
+    for (const MemoryKind kind : {MemoryKind::kHost, MemoryKind::kCuda}) {
+      ScriptedFabric* fabric = nullptr;
+      TwiceMapped blocks(1 << 20);
+      TwiceMapped guards(64);
+      const PageLayout layout = four_segments(64, 8)(blocks.memory.bytes());
+      const auto device = NetworkDevice::create(std::make_shared<Unshared>(), layout,
+                                                Scripted::make(fabric), clock, {.kind = kind});
+      const auto shared = (*device)->share(layout, guards.memory.bytes());
+      CHECK(shared.has_value() == (kind == MemoryKind::kHost));
+      if (!shared) CHECK(shared.error().detail == "expandable segments");
+    }
+  }
+
   TEST_CASE("neighbors become one chunk where they adjoin on both sides, up to a mebibyte") {
     Scripted s({}, 8, 128 << 10);
     REQUIRE(s.reader.device->submit(load(1, {{0, 0}, {1, 1}, {2, 2}, {4, 3}})));
