@@ -48,7 +48,8 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
                                  request.initBlocks(static_cast<unsigned>(job.blocks.size())));
     request.setGuard(job.guard->place);
     request.setGuardValue(job.guard->value);
-    request.setPending(job.after != Device::Event::kNow && !state_.options.mistakes.ready_at_once);
+    request.setPending(job.computed != Device::Event::kNow &&
+                       !state_.options.mistakes.ready_at_once);
   }
   const Duration deadline =
       state_.options.link.reserve_deadline + time_to_make_room(job.keys.size() * kind.page_bytes);
@@ -62,7 +63,7 @@ void Saves::begin(SaveJob&& accepted, std::optional<Error> refusal) {
 
 bool Saves::is_offered(const SaveJob& job) const {
   // Blocks whose save may be refused are wanted by no other engine.
-  const bool is_pending = job.after != Device::Event::kNow;
+  const bool is_pending = job.computed != Device::Event::kNow;
   return state_.is_direct && !job.may_refuse && (!is_pending || link_.server_has(kFeaturePending));
 }
 
