@@ -81,14 +81,15 @@ std::vector<Nic> nearest_to(std::string_view pci_address, std::span<const Nic> n
   const fs::path device = sysfs / "bus/pci/devices" / pci_address;
   const std::vector<std::string> path = bridges_of(device);
   const std::optional<std::uint32_t> node = node_in(device);
-  // By the number of common bridges, and by the NUMA node where there are none.
+  // By the number of common bridges, and of those with the same by the NUMA node: all devices of a
+  // virtual machine may be at one root.
   std::vector<std::size_t> ranks;
   for (const Nic& nic : nics) {
     const std::vector<std::string> other =
         bridges_of(sysfs / "class/infiniband" / nic.device / "device");
     const auto [differ, end] = std::ranges::mismatch(path, other);
     const auto common = static_cast<std::size_t>(differ - path.begin());
-    ranks.push_back(common > 0 ? common + 1 : (node && node == nic.numa_node ? 1 : 0));
+    ranks.push_back(2 * common + (node && node == nic.numa_node ? 1 : 0));
   }
   std::vector<Nic> nearest;
   for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -37,9 +37,9 @@ std::optional<std::uint32_t> numa_node_of(std::string_view name,
                                           const std::filesystem::path& sysfs = "/sys");
 
 /// Returns the ports of `nics` that are nearest to a PCI device such as a GPU, by its name in
-/// sysfs, "0000:3b:00.0": those behind the most of the bridges that it is behind, else those of its
-/// NUMA node, else all. What crosses the processor between a card and a GPU has half of the speed
-/// or less.
+/// sysfs, "0000:3b:00.0": those behind the most of the bridges in front of it, and of these those
+/// of its NUMA node, if there are any. What crosses the processor between a card and a GPU has half
+/// of the speed or less.
 std::vector<Nic> nearest_to(std::string_view pci_address, std::span<const Nic> nics,
                             const std::filesystem::path& sysfs = "/sys");
 

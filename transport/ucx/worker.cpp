@@ -101,7 +101,7 @@ Result<void> Context::check_kind(MemoryKind kind) const {
     if (kind != MemoryKind::kCuda || api_.version() >= 1021) return {};
     return fail(Errc::kRefused,
                 "UCX {} at {} registers a part of an allocation of a GPU at a wrong place: name "
-                "version 1.21 or newer with --ucx-library or PEGA_UCX_LIBRARY",
+                "version 1.21 or newer with PEGA_UCX_LIBRARY",
                 api_.get_version_string(), api_.file);
   }
   return fail(Errc::kRefused,

@@ -110,6 +110,15 @@ TEST_SUITE("Nic") {
     CHECK(nearest("0000:1c:00.0") == Words{"mlx5_2:1"});
     sysfs.pci("pci0000:90/0000:90:01.0/0000:91:00.0", "1");
     CHECK(nearest("0000:91:00.0") == Words{"mlx5_3:1"});
+    // At one root, as in a virtual machine, the NUMA node decides.
+    Sysfs machine;
+    machine.port("mlx5_0", "1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
+    machine.card_at("mlx5_0", "pci0000:00/0000:00:05.0", "0");
+    machine.port("mlx5_1", "1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
+    machine.card_at("mlx5_1", "pci0000:00/0000:00:06.0", "1");
+    machine.pci("pci0000:00/0000:00:07.0", "1");
+    CHECK(names(nearest_to("0000:00:07.0", find_nics(machine.root()), machine.root())) ==
+          Words{"mlx5_1:1"});
     // Where nothing is known, all are as near.
     sysfs.pci("pci0000:a0/0000:a0:01.0/0000:a1:00.0");
     CHECK(nearest("0000:a1:00.0").size() == 5);
