@@ -117,7 +117,7 @@ def test_the_partner_of_an_engine_with_network_cards_may_be_at_another_node():
 def with_network(tmp_path, nodes):
     samples = Samples(
         "pegaflow_direct_workers 2\npegaflow_direct_network_workers 2\n"
-        "pegaflow_direct_far_reads_total 31\n"
+        "pegaflow_direct_far_reads_total 31\npegaflow_direct_far_read_blocks_total 99\n"
     )
     return list(check_direct(samples, [], nodes, tmp_path))
 
@@ -126,6 +126,13 @@ def test_reads_of_other_nodes_are_counted(tmp_path):
     network, local = with_network(tmp_path, {"peers": []})
     assert network.status == local.status == OK
     assert "2 workers" in network.detail and "31 reads" in network.detail
+
+
+def test_reads_of_other_nodes_need_no_capability(tmp_path):
+    write_scope(tmp_path, "1")
+    _, local = with_network(tmp_path, {"peers": []})
+    assert local.status == OK and local.fix == ""
+    assert "99 blocks" in local.detail
 
 
 def test_network_cards_at_a_server_without_other_nodes_are_advice(tmp_path):

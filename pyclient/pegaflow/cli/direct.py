@@ -61,6 +61,7 @@ def check_direct(
         return
     on_gpus = int(samples.get("pegaflow_direct_gpu_workers"))
     blocks = int(samples.get("pegaflow_direct_read_blocks_total"))
+    blocks += int(samples.get("pegaflow_direct_far_read_blocks_total"))
     detail = f"{workers} workers have named a direct group; {blocks} blocks were read directly"
     yield from check_network(samples, nodes)
     try:
