@@ -4,8 +4,8 @@
     PYTHONPATH=REPOSITORY:PACKAGE python3 -m tests.gpu.direct_vllm --bin DIR --out DIR
 
 Prompts go through a router with --flow auto. With --far each engine has a server of its own, as in
-the configuration of that name of perf/handover_gpu.py. Each answer is compared with the one that an engine
-gives from its own cache. Afterwards no block of an engine may be in use. Needs what
+the configuration of that name of perf/handover_gpu.py. Each answer is compared with the one that an
+engine gives from its own cache. Afterwards no block of an engine may be in use. Needs what
 perf/handover_gpu.py needs, and nvidia-ml-py. Exits with 0 if all checks passed.
 """
 
