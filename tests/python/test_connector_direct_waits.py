@@ -1,10 +1,13 @@
-"""When a request begins to load that came with its prefill, with a server that the test plays."""
+"""When a request begins to load that came with its prefill, and how long it waits for the end, with
+a server that the test plays."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pegaflow import _native
+from pegaflow.vllm.chunked import ChunkedLoad, ChunkedLoads
 from pegaflow.vllm.early import EarlyWaits, SaveWatch
 from pegaflow.vllm.handover import Handover
 from pegaflow.vllm.requests import RequestState
@@ -194,3 +197,36 @@ def test_without_a_group_no_begun_job_is_asked_for():
     waiting.server.sealed, waiting.server.over = {0, 1, 2}, 5
     assert waiting.polls() == "begun"
     assert not waiting.state.is_direct
+
+
+@pytest.mark.parametrize(
+    ("node", "size", "claims", "ends_at"),
+    [
+        (b"there", 0, True, 102.0),
+        (b"there", 13e9, True, 115.0),
+        (b"here", 13e9, True, 100.25),
+        (b"there", 13e9, False, 100.25),
+    ],
+    ids=["a small one", "a large one", "in this node's pool", "no more can come"],
+)
+def test_a_load_from_another_nodes_pool_gets_the_time_that_its_bytes_need(
+    node, size, claims, ends_at
+):
+    claimed = []
+    lookups = SimpleNamespace(claim_next=lambda state, start: claimed.append(start))
+    loads = ChunkedLoads(
+        waits=None,
+        lookups=lookups,
+        loads=None,
+        unit_tokens=16,
+        counts=None,
+        unclaim=None,
+        node=lambda: b"here",
+        clock=lambda: 100.0,
+        bytes_per_second=1e9,
+    )
+    follower = SimpleNamespace(node=node, bytes=size, start=7)
+    chunked = ChunkedLoad(1, None, 0, 1, [], 0, follower=follower)
+    loads._give_time(chunked, claims=claims)
+    assert chunked.ends_at == ends_at
+    assert claimed == ([7] if node == b"here" else [])

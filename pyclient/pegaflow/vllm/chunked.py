@@ -31,7 +31,7 @@ UNKNOWN = -1  #: No number of news.
 #: can come. What is missing then is computed.
 GRACE_S = 0.25
 #: The same if the prefill is over and all of its blocks are in the pool of another node, as long as
-#: any load waits for blocks of another node.
+#: any load waits for blocks of another node; the time that the part's bytes may take is added.
 FAR_GRACE_S = 2.0
 #: After this time a part whose blocks are all in the pool is looked at again: no claim keeps them.
 LOOK_AGAIN_S = 1.0
@@ -76,8 +76,11 @@ class ChunkedLoads:
         unclaim: Callable[[Load], None],
         node: Callable[[], bytes],
         clock: Callable[[], float],
+        bytes_per_second: float,
     ) -> None:
-        """``unclaim``: ends the claim of a part. ``node``: the incarnation of the server."""
+        """``unclaim``: ends the claim of a part. ``node``: the incarnation of the server.
+        ``bytes_per_second``: of a load, at the least.
+        """
         self._waits = waits
         self._lookups = lookups
         self._loads = loads
@@ -86,6 +89,7 @@ class ChunkedLoads:
         self._unclaim = unclaim
         self._node = node
         self._clock = clock
+        self._bytes_per_second = bytes_per_second
         self._last_number = 0
         self.open: dict[int, ChunkedLoad] = {}  #: Those whose last part was not ordered yet.
         self.following: dict[int, ChunkedLoad] = {}  #: Those whose last part follows the prefill.
@@ -215,12 +219,14 @@ class ChunkedLoads:
 
     def _give_time(self, chunked: ChunkedLoad, *, claims: bool) -> None:
         """Nothing more can come: what is there may still be loaded. ``claims``: that may be all."""
-        assert chunked.follower is not None
-        is_far = claims and chunked.follower.node != self._node()
-        chunked.ends_at = self._clock() + (FAR_GRACE_S if is_far else GRACE_S)
+        load = chunked.follower
+        assert load is not None
+        is_far = claims and load.node != self._node()
+        far_s = FAR_GRACE_S + load.bytes / self._bytes_per_second
+        chunked.ends_at = self._clock() + (far_s if is_far else GRACE_S)
         chunked.was_whole = False
         if claims and not is_far:
-            self._lookups.claim_next(chunked.state, chunked.follower.start)
+            self._lookups.claim_next(chunked.state, load.start)
 
     def ended(self, load: Load) -> None:
         """The workers have reported a load."""

@@ -171,6 +171,7 @@ class SchedulerSide:
             unclaim=self._unclaim,
             node=lambda: bytes.fromhex(self._link.get("server", "")),
             clock=self._clock,
+            bytes_per_second=self._settings.load_bytes_per_second,
         )
 
     def _make_lookups(self, *, follow: bool) -> Lookups:
