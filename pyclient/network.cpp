@@ -147,7 +147,7 @@ Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
     // are other pages at its addresses, and a card would go on reading and writing the old ones.
     const Result<PeerMemory> plain = device->share(layout, {});
     if (!plain) return tl::unexpected<Error>(plain.error());
-    PEGA_TRY_LET(gpu, cuda::Gpu::open(on_gpu->driver(), on_gpu->ordinal()));
+    gpu = on_gpu->gpu();
     with.kind = MemoryKind::kCuda;
     with.gpu = gpu->ordinal();
     PEGA_TRY_LET(const bool needs_flush, gpu->needs_flush());

@@ -21,6 +21,7 @@
 #include "transport/cuda/copy_stream.h"
 #include "transport/cuda/cuda_error.h"
 #include "transport/cuda/event_ring.h"
+#include "transport/cuda/gpu.h"
 #include "transport/cuda/kernel_image.h"
 #include "transport/device_checks.h"
 
@@ -77,13 +78,10 @@ class CudaDevice::Impl {
     work_.notify_all();
     if (thread_.joinable()) thread_.join();
     if (context_ == nullptr) return;
-    {
-      const CurrentContext current(*driver_, context_);
-      for (std::unique_ptr<CopyStream>& copy_stream : copy_streams_) copy_stream.reset();
-      events_.reset();
-      if (module_ != nullptr) driver_->unload_module(module_);
-    }
-    driver_->release_primary_context(options_.ordinal);
+    const CurrentContext current(*driver_, context_);
+    for (std::unique_ptr<CopyStream>& copy_stream : copy_streams_) copy_stream.reset();
+    events_.reset();
+    if (module_ != nullptr) driver_->unload_module(module_);
   }
 
   Result<void> attach(std::span<const PageLayout> layouts, std::span<std::byte> pool,
@@ -263,8 +261,7 @@ class CudaDevice::Impl {
   }
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
-  [[nodiscard]] int ordinal() const noexcept { return options_.ordinal; }
-  [[nodiscard]] const std::shared_ptr<Driver>& driver() const noexcept { return driver_; }
+  [[nodiscard]] const std::shared_ptr<cuda::Gpu>& gpu() const noexcept { return gpu_; }
 
  private:
   /// A batch; bound to the copy thread once it has taken it out of incoming_.
@@ -298,14 +295,8 @@ class CudaDevice::Impl {
 
   Result<void> open() {
     Driver& driver = *driver_;
-    int count = 0;
-    PEGA_TRY(cuda::check(driver, driver.device_count(count), "count the GPUs"));
-    if (options_.ordinal < 0 || options_.ordinal >= count) {
-      return fail(Errc::kRefused, "there is no GPU {}, this process sees {}", options_.ordinal,
-                  count);
-    }
-    PEGA_TRY(cuda::check(driver, driver.retain_primary_context(options_.ordinal, context_),
-                         fmt::format("use the context of GPU {}", options_.ordinal)));
+    PEGA_TRY_LET(gpu_, cuda::Gpu::open(driver_, options_.ordinal));
+    context_ = gpu_->context();
     const CurrentContext current(driver, context_);
     PEGA_TRY(cuda::check(driver, current.status(), "use the engine's CUDA context"));
     PEGA_TRY_LET(const int multiprocessors, describe());
@@ -615,7 +606,8 @@ class CudaDevice::Impl {
   SteadyClock clock_;
 
   // Created before the thread starts.
-  cuda::Context context_ = nullptr;
+  std::shared_ptr<cuda::Gpu> gpu_;
+  cuda::Context context_ = nullptr;  ///< That of gpu_.
   cuda::Module module_ = nullptr;
   cuda::Kernels kernels_;
   std::unique_ptr<CopyStream> copy_streams_[kDirectionCount];  ///< By direction.
@@ -700,7 +692,6 @@ Result<bool> CudaDevice::complete_early(std::uint64_t ticket, Queue queue, Durat
 bool CudaDevice::has_kernels() noexcept { return !cuda::kernel_image().empty(); }
 
 CudaDevice::Info CudaDevice::info() const { return impl_->info(); }
-int CudaDevice::ordinal() const noexcept { return impl_->ordinal(); }
-const std::shared_ptr<cuda::Driver>& CudaDevice::driver() const noexcept { return impl_->driver(); }
+const std::shared_ptr<cuda::Gpu>& CudaDevice::gpu() const noexcept { return impl_->gpu(); }
 
 }  // namespace pegaflow

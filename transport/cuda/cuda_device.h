@@ -15,6 +15,9 @@
 #include "transport/device.h"
 
 namespace pegaflow {
+namespace cuda {
+class Gpu;
+}
 
 /// The Device of engines that keep their KV cache on a GPU. It copies inside the engine's process
 /// and in its context: a second process would share the GPU by time slices and take 12 to 50 % of
@@ -98,9 +101,8 @@ class CudaDevice final : public Device {
   };
   [[nodiscard]] Info info() const;
 
-  /// The GPU, and the driver that copies with it: what a network needs to reach its memory.
-  [[nodiscard]] int ordinal() const noexcept;
-  [[nodiscard]] const std::shared_ptr<cuda::Driver>& driver() const noexcept;
+  /// The GPU, for a network that reads and writes its memory, too.
+  [[nodiscard]] const std::shared_ptr<cuda::Gpu>& gpu() const noexcept;
 
  private:
   class Impl;

@@ -10,11 +10,11 @@ Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<Driver> driver, int ordin
   int count = 0;
   PEGA_TRY(check(*driver, driver->device_count(count), "count the GPUs"));
   if (ordinal < 0 || ordinal >= count) {
-    return fail(Errc::kRefused, "there is no GPU {}: this process sees {}", ordinal, count);
+    return fail(Errc::kRefused, "there is no GPU {}, this process sees {}", ordinal, count);
   }
   std::shared_ptr<Gpu> gpu(new Gpu(std::move(driver), ordinal));
   PEGA_TRY(check(*gpu->driver_, gpu->driver_->retain_primary_context(ordinal, gpu->context_),
-                 "use the GPU"));
+                 fmt::format("use the context of GPU {}", ordinal)));
   return gpu;
 }
 
