@@ -99,6 +99,22 @@ def model_directory(**changes: Any) -> str:
     return str(directory)
 
 
+def put_beside_another(config: VllmConfig) -> None:
+    """Makes the config's connector the first of a MultiConnector's two."""
+    ours = config.kv_transfer_config
+    names = ("kv_connector", "kv_connector_module_path", "kv_role", "kv_connector_extra_config")
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "connectors": [
+                {name: getattr(ours, name) for name in names},
+                {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
+            ]
+        },
+    )
+
+
 def vllm_config(address: str, **changes: Any) -> VllmConfig:
     """A VllmConfig as `vllm serve` would make it; ``changes`` are arguments of EngineArgs.
 

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 
 import pytest
-from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -16,7 +15,7 @@ from pegaflow.vllm.messages import LoadOrder, StepPlan
 from pegaflow.vllm.off import WorkerOff
 from pegaflow.vllm.worker_side import StepsAhead, WorkerSide
 from tests.python.fake_model import FakeModel
-from tests.python.harness import kv_cache_config, vllm_config
+from tests.python.harness import kv_cache_config, put_beside_another, vllm_config
 
 
 class Clock:
@@ -289,18 +288,7 @@ def test_beside_another_connector_a_load_is_reported_at_its_end(tmp_path, monkey
     """Another connector may get the blocks of an aborted load, and its writes are unordered."""
     config = vllm_config(f"unix:{tmp_path}/absent.sock", max_model_len=128)
     if others:
-        ours = config.kv_transfer_config
-        names = ("kv_connector", "kv_connector_module_path", "kv_role", "kv_connector_extra_config")
-        config.kv_transfer_config = KVTransferConfig(
-            kv_connector="MultiConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={
-                "connectors": [
-                    {name: getattr(ours, name) for name in names},
-                    {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
-                ]
-            },
-        )
+        put_beside_another(config)
     caches = kv_cache_config(config, 16)
     group = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, caches)
     monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", group)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -37,7 +36,7 @@ from pegaflow.vllm.computed import Computed, layers_with_hooks
 from pegaflow.vllm.messages import SaveOrder, StepPlan
 from pegaflow.vllm.worker_side import WorkerSide
 from tests.python.fake_model import FakeModel
-from tests.python.harness import Engine, kv_cache_config, vllm_config
+from tests.python.harness import Engine, kv_cache_config, put_beside_another, vllm_config
 from tests.python.test_connector_hooks import Planted, plant
 
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(3)]
@@ -287,18 +286,7 @@ def test_saves_of_a_gpu_take_the_event_of_its_stream(monkeypatch):
 
 def test_a_child_of_a_multi_connector_gets_the_hooks(tmp_path, monkeypatch, stream):
     config = vllm_config(f"unix:{tmp_path}/absent.sock", max_model_len=128)
-    ours = config.kv_transfer_config
-    names = ("kv_connector", "kv_connector_module_path", "kv_role", "kv_connector_extra_config")
-    config.kv_transfer_config = KVTransferConfig(
-        kv_connector="MultiConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={
-            "connectors": [
-                {name: getattr(ours, name) for name in names},
-                {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
-            ]
-        },
-    )
+    put_beside_another(config)
     caches = kv_cache_config(config, 16)
     group = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, caches)
     monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", group)
