@@ -50,8 +50,8 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   /// others' calls more than that.
   static constexpr std::chrono::milliseconds kBetweenLooks{1};
 
-  /// The longest wait for blocks of another node's pool before those that have arrived are
-  /// returned.
+  /// The deadline of a fetch from another node's pool. The worker gets the blocks that the server
+  /// has received by then.
   static constexpr std::chrono::milliseconds kFetchTime{250};
 
   /// All outlive it.
@@ -132,7 +132,8 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   void ask_far(Opening& opening);
   /// The caller has its answer, or wants none.
   void end_far(Opening& opening);
-  /// Fetches blocks of another node's pool, and returns those that arrive before the deadline.
+  /// Fetches blocks from another node's pool. The worker gets those that the server has received at
+  /// the deadline, kFetchTime.
   kj::Promise<Result<void>> fetch(const OneOpening& opening, kj::Promise<void>&& cancelled);
   bool open_claimed(Opening& opening, const Claim& claim);
   kj::Promise<void> await_arrival(const std::shared_ptr<const Claim>& claim);
