@@ -51,6 +51,14 @@ def mover(memory):
     made.close()
 
 
+def mover_at(server, device, memory, instance="engine", **options):
+    """A worker of an engine at a server of the test."""
+    options = PATIENT | options
+    return _native.Mover(
+        str(server.socket), instance, device, memory.segments, BLOCKS, [("model", "m")], **options
+    )
+
+
 def test_shards_and_nodes_are_checked_like_every_option(memory):
     def made(**options):
         device = _native.HostDevice()
@@ -91,17 +99,8 @@ def test_a_load_follows_saves_by_the_keys_of_its_blocks(memory, tmp_path):
         device = _native.HostDevice()
 
         def made(instance, group):
-            return _native.Mover(
-                str(server.socket),
-                instance,
-                device,
-                memory.segments,
-                BLOCKS,
-                [("model", "m")],
-                direct_group=group,
-                load_patience=float(HANG_S),
-                **PATIENT,
-            )
+            options = {"direct_group": group, "load_patience": float(HANG_S)}
+            return mover_at(server, device, memory, instance, **options)
 
         mover = made("engine", "pd")
         ready(session)
@@ -144,15 +143,7 @@ def test_a_load_follows_saves_by_the_keys_of_its_blocks(memory, tmp_path):
 def test_a_save_takes_an_event_that_was_recorded_before(memory, tmp_path):
     with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
         device = _native.HostDevice()
-        mover = _native.Mover(
-            str(server.socket),
-            "engine",
-            device,
-            memory.segments,
-            BLOCKS,
-            [("model", "m")],
-            **PATIENT,
-        )
+        mover = mover_at(server, device, memory)
         ready(mover)
         event = mover.record()
         assert event == 0  # in host memory: now
@@ -177,16 +168,7 @@ def test_blocks_are_loaded_however_their_numbers_are_passed(kind, memory, tmp_pa
     with PegaServer(SERVER, tmp_path, pool_size="64mb") as server:
         session = _native.CacheSession(str(server.socket), "engine", **PATIENT)
         device = _native.HostDevice(threads=2)
-        mover = _native.Mover(
-            str(server.socket),
-            "engine",
-            device,
-            memory.segments,
-            BLOCKS,
-            [("model", "m")],
-            load_patience=float(HANG_S),
-            **PATIENT,
-        )
+        mover = mover_at(server, device, memory, load_patience=float(HANG_S))
         ready(session)
         ready(mover)
         for block in range(8):
