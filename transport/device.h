@@ -31,8 +31,8 @@ struct NetworkMemory {
     std::uint64_t offset = 0;
     bool operator==(const Place&) const = default;
   };
-  std::vector<Place> segments{};  ///< Those of block 0, in the order of the page.
-  RegionId guards{};              ///< An array of 64-bit words.
+  std::vector<Place> segments{};     ///< Those of block 0, in the order of the page.
+  std::optional<RegionId> guards{};  ///< An array of 64-bit words; none: the peer has no guards.
 };
 
 /// The KV cache memory of another engine's process, on this host or on another one.

@@ -113,20 +113,21 @@ Result<RemoteBlocks> remote_blocks(const PeerMemory& memory, const PageLayout& l
     return fail(Errc::kInvalidArgument, "add peer: {} places for {} segments",
                 network.segments.size(), memory.segments.size());
   }
-  const RegionDescriptor* const guards = find_region(network.fabric, network.guards);
-  if (guards == nullptr) {
-    return fail(Errc::kInvalidArgument,
-                "add peer: its guards are in region {}, which its fabric does not describe",
-                static_cast<std::uint32_t>(network.guards));
+  RemoteBlocks blocks{.segments = {}, .block_count = memory.block_count};
+  if (network.guards) {
+    const RegionDescriptor* const guards = find_region(network.fabric, *network.guards);
+    if (guards == nullptr) {
+      return fail(Errc::kInvalidArgument,
+                  "add peer: its guards are in region {}, which its fabric does not describe",
+                  static_cast<std::uint32_t>(*network.guards));
+    }
+    if (guards->size_bytes % kGuardBytes != 0) {
+      return fail(Errc::kInvalidArgument, "add peer: its guards have {} bytes, no multiple of {}",
+                  guards->size_bytes, kGuardBytes);
+    }
+    blocks.guards = *network.guards;
+    blocks.guard_count = guards->size_bytes / kGuardBytes;
   }
-  if (guards->size_bytes % kGuardBytes != 0) {
-    return fail(Errc::kInvalidArgument, "add peer: its guards have {} bytes, no multiple of {}",
-                guards->size_bytes, kGuardBytes);
-  }
-  RemoteBlocks blocks{.segments = {},
-                      .block_count = memory.block_count,
-                      .guards = network.guards,
-                      .guard_count = guards->size_bytes / kGuardBytes};
   for (std::size_t i = 0; i < memory.segments.size(); ++i) {
     PEGA_TRY(check_place(memory, i));
     blocks.segments.push_back({network.segments[i], memory.segments[i].block_stride_bytes});

@@ -48,7 +48,7 @@ struct RemoteBlocks {
   std::vector<Segment> segments;
   std::uint64_t block_count = 0;
   RegionId guards{};
-  std::uint64_t guard_count = 0;
+  std::uint64_t guard_count = 0;  ///< 0: it has none.
 };
 
 /// Validates what a peer has sent, beside the layout of the reader; `memory.network` is set.

@@ -57,8 +57,8 @@ OfferedMemory offered_memory(const MoverOptions& options, const PeerMemory& shar
     offered.offset = shared.network->segments[i].offset;
   }
   if (shared.network) {
-    memory.network.emplace(
-        OfferedMemory::Network{.fabric = shared.network->fabric, .guards = shared.network->guards});
+    memory.network.emplace(OfferedMemory::Network{
+        .fabric = shared.network->fabric, .guards = shared.network->guards.value_or(RegionId{})});
   }
   return memory;
 }
