@@ -163,7 +163,8 @@ struct Hello {
 #   3  chains: `reportChain`
 #   4  direct: `openNext`, and blocks that an engine reads out of another engine's memory
 #   5  pending: `ready`, and memory on GPUs
-#   6 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   6  pools: `confirm`, and blocks that a worker reads out of the pool of another node
+#   7 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -213,6 +214,8 @@ struct Registration {
                                   # divisor of shard and shards. Not together with kinds.
   direct @13 :DirectMemory;       # Feature 4. Absent: no engine reads this one's memory, and this one
                                   # reads none. Not together with kinds or cells.
+  readsPools @14 :Bool;           # Feature 6. The worker reads blocks out of the pools of other nodes, through
+                                  # the fabric of `direct`. Only with that.
 }
 
 struct Engine {
@@ -310,11 +313,13 @@ interface Session {
   unclaim @4 (token :Id128) -> Done;
 
   open @5 (token :Id128, first :UInt32, count :UInt32, pin :UInt64, patienceMs :UInt32,
-           worthMicros :UInt32, computeMicros :UInt32, kind :UInt8) -> (
+           worthMicros :UInt32, computeMicros :UInt32, kind :UInt8, known :List(UInt64),
+           throughPool :Bool) -> (
     slots :List(UInt32), error :Error,    # error set: no slots.
     checksums :List(UInt64),              # One per slot; 0: the page has none. Empty: no page has one.
     coming :UInt32,                       # The other blocks still in flight; open them again.
-    late :Late);                          # Why the call stopped waiting for them.
+    late :Late,                           # Why the call stopped waiting for them.
+    pages :List(UInt32), source :UInt64, fabric :Fabric);
   # Pins the blocks first .. first + count of the claim's range of that kind under a name that the
   # worker chose. The slots are those of the rank's own pages. A slot is the offset of a page in the
   # pool in units of 4 KiB.
@@ -328,6 +333,11 @@ interface Session {
   # computeMicros: the time in which the engine computes these blocks; 0: unknown. If several calls
   # wait for a node that does not answer, one of them ends first and each other one that much later,
   # unless the node answers by then: the engine computes one prompt at a time anyway.
+  # pages: with feature 6, to a worker with readsPools, in place of slots: the blocks are in the pool of
+  # another node, which keeps them there, and the worker reads them from these places, in units of 4 KiB.
+  # Their bytes count only if `confirm` says so after the last read. source: the name of that pool, never
+  # 0. fabric: how to read it; its first region is the pool. Absent for a source in `known`.
+  # throughPool: no pages. Blocks that the worker was to read are fetched into the pool of this node.
 
   release @6 (pin :UInt64) -> Done;
   # All copies out of the pin have ended.
@@ -450,4 +460,8 @@ interface Session {
 
   ready @21 (job :JobId) -> Done;
   # Feature 5. The content of the job's pending blocks is final. Nothing happens if the job has ended.
+
+  confirm @22 (pin :UInt64) -> (held :Bool, error :Error);
+  # Feature 6. Sent after the last read of a pin of `pages`: whether the other node has kept these pages in
+  # place until now, and the namespace was not reset. Otherwise their bytes are not those of the blocks.
 }

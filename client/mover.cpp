@@ -174,6 +174,7 @@ class Mover::Impl {
     state_.device.detach();
     state_.mapping = PoolMapping();
     state_.sources.clear();
+    state_.pools.clear();
     if (state_.guards) state_.guards->close_all();
     state_.events.drain([](MoverEvent&&) {});
     for (auto& [ticket, job] : state_.saves) state_.report(job, 0, off);

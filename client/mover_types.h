@@ -76,14 +76,15 @@ struct MoverOptions {
 struct FinishedJob {
   enum class Kind : std::uint8_t { kSave, kLoad };
   Kind kind = Kind::kSave;
-  std::uint64_t id = 0;            ///< The number of the job, or the load's name.
-  std::size_t blocks = 0;          ///< Blocks now sealed, or loaded.
-  std::size_t skipped = 0;         ///< Save: blocks that are cached, being saved, or without room.
-  std::uint64_t bytes = 0;         ///< Bytes copied.
-  std::uint64_t direct_bytes = 0;  ///< Load: those of `bytes` from another engine's memory.
-  Duration took{};                 ///< From acceptance to its end.
-  Duration copying{};              ///< Load: time on the device, without that of earlier loads.
-  std::optional<LoadPace::Cut> cut;          ///< Load: why computing would have been faster.
+  std::uint64_t id = 0;     ///< The number of the job, or the load's name.
+  std::size_t blocks = 0;   ///< Blocks now sealed, or loaded.
+  std::size_t skipped = 0;  ///< Save: blocks that are cached, being saved, or without room.
+  std::uint64_t bytes = 0;  ///< Bytes copied.
+  /// Load: those of `bytes` from another engine's memory or another node's pool.
+  std::uint64_t direct_bytes = 0;
+  Duration took{};                   ///< From acceptance to its end.
+  Duration copying{};                ///< Load: time on the device, without that of earlier loads.
+  std::optional<LoadPace::Cut> cut;  ///< Load: why computing would have been faster.
   std::vector<std::uint32_t> failed_blocks;  ///< Load: blocks whose bytes must not be used.
   std::optional<Error> error;                ///< The reason if not all blocks succeeded.
   /// Load: pages compared with their checksums, and those that differed from the saved page. From

@@ -49,6 +49,9 @@ class Lender {
   };
   /// Only while it is ready. It may change in one life; earlier leases keep their route.
   [[nodiscard]] virtual const Route& route() const = 0;
+  /// Describes the peer's end of that route, for other processes of this node. Null while it is
+  /// not ready.
+  [[nodiscard]] virtual const FabricDescriptor* fabric() const { return nullptr; }
 
   /// A prefix of the blocks that were asked for.
   struct Prefix {

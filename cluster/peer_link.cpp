@@ -326,6 +326,11 @@ Result<PeerLink::Route> PeerLink::connect(std::size_t lane) {
   return route;
 }
 
+const FabricDescriptor* PeerLink::fabric() const {
+  if (!is_ready() || connection_ == nullptr) return nullptr;
+  return lanes_.description_for(route_.lane, connection_->described);
+}
+
 void PeerLink::forget_kept() {
   if (!kept_) return;
   const Kept kept = *std::exchange(kept_, std::nullopt);

@@ -107,6 +107,7 @@ class PeerLink final : public Lender {
   }
   [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Route& route() const override { return route_; }
+  [[nodiscard]] const FabricDescriptor* fabric() const override;
 
   /// The longest prefix of `keys` that the peer has. Errors: kPeerLost when it is not
   /// ready or is lost, kTimeout, kBusy while its answers are overdue, and kInternal for an invalid

@@ -93,6 +93,9 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   void read(const SharedRequest& request, const SharedLease& lease,
             std::vector<Block>&& blocks) override;
   void end(const SharedLease& lease) override;
+  [[nodiscard]] std::optional<InPool> in_pool(const SharedLease& lease,
+                                              std::string_view backend) const override;
+  kj::Promise<bool> confirm_reads(const SharedLease& lease) override;
 
   /// Handles a completion of a batch, on any lane.
   void completed(const Fabric::Completion& completion);

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "capnp/wire/peer_codec.h"
 #include "cluster/source_rate.h"
 #include "engine/ssd/proof.h"
+#include "transport/region.h"
 
 namespace pegaflow::cluster {
 
@@ -140,6 +142,16 @@ class Source {
   };
   using SharedLease = std::shared_ptr<Lease>;
 
+  /// Leased blocks in the pool of their owner, for processes of this node that read them
+  /// themselves.
+  struct InPool {
+    Id128 node;                                ///< The owner.
+    const FabricDescriptor* fabric = nullptr;  ///< How to read its pool, the first region.
+    /// The offset of each page in the pool in units of kSlotAlignment: all shards of the first
+    /// block, then of the second, and so on.
+    std::span<const std::uint32_t> pages{};
+  };
+
   /// Receives the results of reads.
   class Sink {
    public:
@@ -200,6 +212,21 @@ class Source {
                     std::vector<Block>&& blocks) = 0;
   /// The caller will start no further read under this lease. It is released after the last read.
   virtual void end(const SharedLease& lease) = 0;
+
+  /// Where the blocks of the lease are, if all of them are in the pool of another node, which is
+  /// read over a fabric of this backend. The result is valid in this event-loop iteration.
+  [[nodiscard]] virtual std::optional<InPool> in_pool(const SharedLease& lease,
+                                                      std::string_view backend) const {
+    static_cast<void>(lease);
+    static_cast<void>(backend);
+    return std::nullopt;
+  }
+  /// Whether the owner has kept the blocks in place until now, for blocks that in_pool() has found.
+  /// Not after end().
+  virtual kj::Promise<bool> confirm_reads(const SharedLease& lease) {
+    static_cast<void>(lease);
+    return false;
+  }
 
  protected:
   Sink& sink() noexcept { return *sink_; }

@@ -28,7 +28,7 @@
 #include "harness/sim_disks.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "server/ssd/staging.h"
 #include "transport/sim/sim_fabric.h"
 

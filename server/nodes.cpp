@@ -63,6 +63,13 @@ Result<void> refuse_options_of_nodes(const ServerOptions& options) {
   return {};
 }
 
+Result<PoolReads::Use> read_direct_pool(const std::string& value) {
+  if (value == "auto") return PoolReads::Use::kAuto;
+  if (value == "force") return PoolReads::Use::kForce;
+  if (value == "off") return PoolReads::Use::kOff;
+  return fail(Errc::kInvalidArgument, "--direct-pool: \"{}\" is not auto, force or off", value);
+}
+
 /// Each address once: two links by one name would replace each other's connection without end.
 Result<std::vector<std::string>> distinct(const std::vector<std::string>& peers) {
   for (const std::string& peer : peers) {
@@ -138,6 +145,7 @@ Result<std::optional<Nodes::Plan>> Nodes::plan(const ServerOptions& options,
   PEGA_TRY_LET(plan.peers.addresses, distinct(options.peers));
   plan.peers.link.call_deadline = options.peer_deadline;
   plan.fetches.deadline = options.fetch_deadline;
+  PEGA_TRY_LET(plan.fetches.direct_pool, read_direct_pool(options.direct_pool));
   if (has_listen) {
     PEGA_TRY_LET(plan.listener, listen_for_nodes(options));
     plan.own.listen = plan.listener->address;

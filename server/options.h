@@ -52,6 +52,7 @@ struct ServerOptions {
   std::vector<std::string> nics;
   std::vector<std::string> deny_nics;
   bool require_rdma = false;
+  std::string direct_pool = "auto";
   std::string ucx_library;
   std::vector<std::string> directory;
   std::string directory_secret_file;

@@ -377,6 +377,11 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
                 "between tensor-parallel sizes",
                 registration.cells, registration.kinds.size());
   }
+  registration.reads_pools = reader.getReadsPools();
+  const bool has_fabric = reader.hasDirect() && reader.getDirect().hasFabric();
+  if (registration.reads_pools && !has_fabric) {
+    return fail(Errc::kInvalidArgument, "reads of pools of other nodes without a fabric");
+  }
   if (!reader.hasDirect()) return registration;
   if (registration.cells != 0 || !registration.kinds.empty()) {
     return fail(Errc::kInvalidArgument,
@@ -404,6 +409,7 @@ void write_registration(const Registration& registration, wire::Registration::Bu
     factors[i].setValue(registration.factors[i].second.c_str());
   }
   if (registration.direct) write_memory(*registration.direct, builder.initDirect());
+  builder.setReadsPools(registration.reads_pools);
   if (registration.kinds.empty()) return;
   auto kinds = builder.initKinds(static_cast<unsigned>(registration.kinds.size()));
   for (unsigned i = 0; i < kinds.size(); ++i) {

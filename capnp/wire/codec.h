@@ -44,9 +44,11 @@ inline constexpr std::uint64_t kFeatureCells = std::uint64_t{1} << 2;    ///< Ra
 inline constexpr std::uint64_t kFeatureChains = std::uint64_t{1} << 3;   ///< reportChain.
 inline constexpr std::uint64_t kFeatureDirect = std::uint64_t{1} << 4;   ///< openNext, awaitReads.
 inline constexpr std::uint64_t kFeaturePending = std::uint64_t{1} << 5;  ///< ready, memory on GPUs.
+inline constexpr std::uint64_t kFeaturePools = std::uint64_t{1} << 6;    ///< confirm, pages.
 /// The features that this build implements.
 inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells |
-                                           kFeatureChains | kFeatureDirect | kFeaturePending;
+                                           kFeatureChains | kFeatureDirect | kFeaturePending |
+                                           kFeaturePools;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -185,12 +187,14 @@ struct Registration {
   /// tensor-parallel sizes share; 0: one shard of blocks that they do not share.
   std::uint32_t cells = 0;
   std::optional<OfferedMemory> direct{};  ///< None: no engine reads its memory directly.
+  /// Whether it reads blocks out of the pools of other nodes, through the fabric of `direct`.
+  bool reads_pools = false;
 };
 /// Errors: kInvalidArgument for an instance's id, a list of factors or of kinds beyond the limits
 /// above, a kind whose rule this build does not know, a rank that is not below `ranks`, a shard
 /// that is not below `shards`, more shards than the ranks hold, cells that do not divide both of
-/// its shard numbers, or cells beside kinds, and direct memory beside either; those of
-/// read_memory().
+/// its shard numbers, or cells beside kinds, direct memory beside either, and reads of pools
+/// without a fabric; those of read_memory().
 Result<Registration> read_registration(wire::Registration::Reader reader);
 void write_registration(const Registration& registration, wire::Registration::Builder builder);
 

@@ -53,9 +53,10 @@ struct SaveJob : MoverJob {
 /// arrive from another node, or are saved, one after the other.
 struct LoadPart {
   enum class Phase : std::uint8_t {
-    kAsking,   ///< open or openNext is pending; nothing is copied.
-    kCopying,  ///< The device has the batches of a piece.
-    kEnded,    ///< Nothing is in flight.
+    kAsking,      ///< open or openNext is pending; nothing is copied.
+    kCopying,     ///< The device has the batches of a piece.
+    kConfirming,  ///< Its copies out of another node's pool have ended; confirm is pending.
+    kEnded,       ///< Nothing is in flight.
   };
   std::size_t kind = 0;
   std::uint64_t first = 0;  ///< In the claim's range of the kind.
@@ -71,9 +72,10 @@ struct LoadPart {
   /// The engine that the piece is read from, as in NextPiece, and the guards of its blocks.
   std::uint64_t source = 0;
   std::vector<BlockGuard> guards{};
-  bool is_late = false;   ///< Its deadline has passed, so that its copies were cancelled.
-  PageCopies copies{};    ///< Those of the piece.
-  TimePoint submitted{};  ///< When the device received the piece.
+  std::uint64_t pool = 0;  ///< The pool of another node that the piece is read from, as in Pools.
+  bool is_late = false;    ///< Its deadline has passed, so that its copies were cancelled.
+  PageCopies copies{};     ///< Those of the piece.
+  TimePoint submitted{};   ///< When the device received the piece.
 };
 
 /// A load ends when all of its parts have ended; the first that fails makes the others end early.

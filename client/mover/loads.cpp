@@ -82,6 +82,11 @@ void Loads::open(const PartId& id) {
   request.setCount(static_cast<std::uint32_t>(left));
   request.setPin(part.pin);
   request.setKind(static_cast<std::uint8_t>(part.kind));
+  if (state_.reads_pools) {
+    const std::vector<std::uint64_t> known = state_.pools.known();
+    write_numbers(std::span(known), request.initKnown(static_cast<unsigned>(known.size())));
+    request.setThroughPool(job.pool_only);
+  }
   Duration patience = Duration::zero();
   part.worth_until.reset();
   if (part.coming_until) {
@@ -104,10 +109,16 @@ void Loads::open(const PartId& id) {
                          PEGA_TRY_LET(auto slots, read_slots(answer));
                          PEGA_TRY_LET(auto checksums,
                                       read_numbers<std::uint64_t>(answer.getChecksums()));
-                         return Opened{.slots = std::move(slots),
+                         Opened opened{.slots = std::move(slots),
                                        .checksums = std::move(checksums),
                                        .coming = answer.getComing(),
                                        .late = read_late(answer.getLate())};
+                         PEGA_TRY_LET(opened.pages, read_numbers<std::uint32_t>(answer.getPages()));
+                         opened.pool = answer.getSource();
+                         if (answer.hasFabric()) {
+                           PEGA_TRY_LET(opened.fabric, read_fabric(answer.getFabric()));
+                         }
+                         return opened;
                        })
                  .then([this, id](Result<Opened>&& opened) { on_opened(id, std::move(opened)); }));
 }
@@ -133,6 +144,7 @@ void Loads::on_opened(const PartId& id, Result<Opened>&& opened) {
     cleanup_.release(part.pin);
     return end_part(id, job.gave_up);
   }
+  if (opened->pool != 0) return on_pages(id, *opened);
   if (state_.options.verify != PageVerification::kOff) {
     part.checksums = std::move(opened->checksums);
   }
@@ -165,6 +177,87 @@ std::optional<std::vector<PageCopies::Page>> Loads::place(const LoadPart& part,
     pages.push_back({.place = part.done + i, .pool_offset = offset, .checksum = checksum});
   }
   return pages;
+}
+
+// ---- pieces in the pool of another node
+
+void Loads::on_pages(const PartId& id, const Opened& opened) {
+  LoadPart& part = part_of(id);
+  const std::size_t left = part.count - part.done;
+  const bool fits =
+      !opened.pages.empty() && opened.slots.empty() && opened.pages.size() + opened.coming == left;
+  if (!fits || !state_.reads_pools) return drop(id, bad_slots(opened.pages.size(), left));
+  if (opened.fabric) {
+    if (Result<void> added = state_.pools.add(opened.pool, *opened.fabric); !added) {
+      return skip_pool(id, added.error());
+    }
+  }
+  const Result<std::uint64_t> peer = state_.pools.begin(opened.pool, opened.pages);
+  if (!peer && peer.error().code == Errc::kInternal) return drop(id, peer.error());
+  if (!peer) return skip_pool(id, peer.error());
+  part.pool = opened.pool;
+  part.is_late = false;
+  part.checksums.clear();
+  std::vector<PageCopies::Page> pages;
+  pages.reserve(opened.pages.size());
+  for (std::size_t i = 0; i < opened.pages.size(); ++i) {
+    pages.push_back({.place = part.done + i, .pool_offset = opened.pages[i]});
+  }
+  submit(id, pages, {.peer = *peer});
+}
+
+void Loads::skip_pool(const PartId& id, const Error& why) {
+  kLog.debug("blocks are fetched through the pool of this node error=\"{}\"", to_string(why));
+  state_.loads.at(id.ticket).pool_only = true;
+  cleanup_.release(part_of(id).pin);
+  go_on(id);
+}
+
+void Loads::confirm(const PartId& id) {
+  LoadPart& part = part_of(id);
+  std::optional<Error> error = part.copies.error();
+  if (part.is_late) error = Error{Errc::kTimeout, "not read in time"};
+  state_.pools.end(part.pool, error);
+  part.phase = LoadPart::Phase::kConfirming;
+  if (part.copies.good_pages() == 0) return on_confirmed(id, false);
+  auto request = link_.session().confirmRequest();
+  request.setPin(part.pin);
+  tasks_.add(link_
+                 .call(kj::mv(request), state_.options.link.open_deadline, "confirm",
+                       [](auto& answer) -> Result<bool> {
+                         if (answer.hasError()) {
+                           return tl::unexpected<Error>(read_error(answer.getError()));
+                         }
+                         return answer.getHeld();
+                       })
+                 .then([this, id](Result<bool>&& held) {
+                   // Otherwise the load has ended with its connection.
+                   const auto job = state_.loads.find(id.ticket);
+                   if (job == state_.loads.end()) return;
+                   const bool waits =
+                       job->second.parts[id.index].phase == LoadPart::Phase::kConfirming;
+                   if (waits) on_confirmed(id, held);
+                 }));
+}
+
+void Loads::on_confirmed(const PartId& id, const Result<bool>& held) {
+  LoadJob& job = state_.loads.at(id.ticket);
+  LoadPart& part = job.parts[id.index];
+  const std::uint64_t pool = std::exchange(part.pool, 0);
+  const std::size_t good = held.value_or(false) ? part.copies.good_pages() : 0;
+  cleanup_.release(part.pin);
+  part.done += good;
+  job.direct_bytes += good * state_.kinds[part.kind].page_bytes;
+  if (part.done == part.count) return end_part(id, std::nullopt);
+  if (good != part.copies.pages()) {
+    job.pool_only = true;
+    kLog.debug("read {} of {} pages of another node's pool pool={} error=\"{}\"", good,
+               part.copies.pages(), pool,
+               part.copies.error() ? to_string(*part.copies.error())
+               : held              ? "the pages were not kept in place"
+                                   : to_string(held.error()));
+  }
+  go_on(id);
 }
 
 // ---- loads that follow their prefill
@@ -201,7 +294,7 @@ void Loads::on_next(const PartId& id, Result<NextPiece>&& piece) {
                   fmt::format("{} of {} blocks were not there within {}", part.count - part.done,
                               part.count, format_duration(job.patience))});
   }
-  if (piece->is_late) return go_on_following(id);
+  if (piece->is_late) return go_on(id);
   if (piece->unreadable) return skip_direct(id, *piece->unreadable);
   part.checksums.clear();
   if (state_.options.verify != PageVerification::kOff) {
@@ -220,7 +313,7 @@ void Loads::on_next(const PartId& id, Result<NextPiece>&& piece) {
 
 void Loads::ask_later(const PartId& id) {
   tasks_.add(link_.timer().afterDelay(kBusyPause.count() * kj::NANOSECONDS).then([this, id] {
-    if (is_asking(id)) go_on_following(id);
+    if (is_asking(id)) go_on(id);
   }));
 }
 
@@ -262,17 +355,17 @@ void Loads::skip_direct(const PartId& id, const Error& why) {
   job.pool_next = true;
   job.pool_only = job.pool_only || why.code == Errc::kRefused;
   cleanup_.release(part_of(id).pin);
-  go_on_following(id);
+  go_on(id);
 }
 
-void Loads::go_on_following(const PartId& id) {
+void Loads::go_on(const PartId& id) {
   LoadJob& job = state_.loads.at(id.ticket);
   if (job.gave_up) return end_part(id, job.gave_up);
   if (job.is_ending) return end_part(id, unanswered_error(job.connection_lost));
   LoadPart& part = job.parts[id.index];
   part.phase = LoadPart::Phase::kAsking;
   part.pin = ++state_.last_ticket;
-  open_next(id);
+  open(id);
 }
 
 std::size_t Loads::end_direct(LoadJob& job, LoadPart& part) {
@@ -340,10 +433,11 @@ void Loads::submit(const PartId& id, std::span<const PageCopies::Page> pages,
                      state_.batches, reading.peer, std::move(reading.guards));
   if (part.copies.error()) state_.copying.remove(id.ticket);
   if (part.copies.in_flight() != 0) return start_deadline(id);
+  if (part.pool != 0) return confirm(id);
   const bool was_direct = part.source != 0;
   if (was_direct) end_direct(job, part);
   cleanup_.release(part.pin);
-  if (was_direct) return go_on_following(id);
+  if (was_direct) return go_on(id);
   end_part(id, part.copies.error());
 }
 
@@ -355,6 +449,7 @@ void Loads::note_copying(std::uint64_t ticket, const LoadJob& job) {
   std::uint64_t bytes = job.bytes;
   for (const LoadPart& part : job.parts) {
     blocks += part.count;
+    if (part.pool != 0) return;  // The bytes count only once they are confirmed.
     if (part.phase == LoadPart::Phase::kEnded) continue;
     // No load is whole before its last pieces, and pages are compared only after their copies.
     const bool is_last =
@@ -389,8 +484,8 @@ void Loads::start_deadline(const PartId& id) {
           .afterDelay(deadline.count() * kj::NANOSECONDS)
           .then([this, id, deadline, is_cut] {
             LoadJob& late = state_.loads.at(id.ticket);
-            // The pool has these blocks soon, too.
-            if (LoadPart& slow = late.parts[id.index]; slow.source != 0) {
+            // The pool of this node has these blocks soon, too.
+            if (LoadPart& slow = late.parts[id.index]; slow.source != 0 || slow.pool != 0) {
               slow.is_late = true;
               return slow.copies.cancel(state_.device);
             }
@@ -429,9 +524,11 @@ void Loads::on_all_copied(const PartId& id, bool followed) {
   // Queries the kernel after the last copy: the loop may not have read the end of the stream yet.
   if (!followed && (job.connection_lost || !link_.is_up())) {
     job.in_doubt = true;
+    if (part.pool != 0) state_.pools.end(std::exchange(part.pool, 0), std::nullopt);
     return end_part(id, Error{Errc::kPeerLost,
                               "the connection to the server was lost before the last copy ended"});
   }
+  if (part.pool != 0) return confirm(id);
   const std::vector<std::uint32_t> corrupt = find_corrupt(job, part);
   if (!corrupt.empty()) report_corrupt(part.pin, corrupt);
   cleanup_.release(part.pin);
@@ -447,11 +544,7 @@ void Loads::on_all_copied(const PartId& id, bool followed) {
   }
   part.done += good;
   if (error || part.done == part.count) return end_part(id, std::move(error));
-  if (job.is_following()) return go_on_following(id);
-  // The next piece has a pin of its own.
-  part.phase = LoadPart::Phase::kAsking;
-  part.pin = ++state_.last_ticket;
-  open(id);
+  go_on(id);
 }
 
 std::vector<std::uint32_t> Loads::find_corrupt(LoadJob& job, const LoadPart& part) {
@@ -503,7 +596,10 @@ void Loads::end(bool lost) {
     job.connection_lost = lost;
     job.is_ending = true;
     for (std::size_t i = 0; i < job.parts.size(); ++i) {
-      if (job.parts[i].phase == LoadPart::Phase::kAsking) unanswered.push_back({ticket, i});
+      const LoadPart::Phase phase = job.parts[i].phase;
+      const bool is_unanswered =
+          phase == LoadPart::Phase::kAsking || phase == LoadPart::Phase::kConfirming;
+      if (is_unanswered) unanswered.push_back({ticket, i});
     }
   }
   for (const PartId& id : unanswered) {

@@ -47,6 +47,10 @@ class Loads {
     std::vector<std::uint64_t> checksums;  ///< Empty if there are none.
     std::size_t coming = 0;                ///< Further blocks that are still in flight.
     std::optional<LoadPace::Cut> late{};   ///< Why the server stopped waiting for them.
+    /// In place of slots: pages in the pool of another node, and how to read that if it is new.
+    std::vector<std::uint32_t> pages{};
+    std::uint64_t pool = 0;
+    std::optional<FabricDescriptor> fabric{};
   };
 
   /// A part of a load, by the ticket of its job. It is found as long as it has not ended.
@@ -69,8 +73,8 @@ class Loads {
   void submit_direct(const PartId& id, std::span<const PageCopies::Page> pages, NextPiece&& piece);
   /// The piece cannot be read from the other engine: goes on with one from the pool.
   void skip_direct(const PartId& id, const Error& why);
-  /// Opens the next piece of such a load, under a pin of its own, unless the load is over.
-  void go_on_following(const PartId& id);
+  /// Opens the next piece, under a pin of its own, unless the load is over.
+  void go_on(const PartId& id);
   /// The same after a pause.
   void ask_later(const PartId& id);
   /// The pages in the opened slots; no value if the response is inconsistent or a slot is beyond
@@ -80,6 +84,13 @@ class Loads {
   /// The same for such a load: the piece is in the pool, or its pages are blocks of its source.
   [[nodiscard]] std::optional<std::vector<PageCopies::Page>> place(const LoadPart& part,
                                                                    const NextPiece& piece) const;
+  // ---- pieces in the pool of another node
+  void on_pages(const PartId& id, const Opened& opened);
+  /// The piece cannot be read from there: goes on through the pool of this node.
+  void skip_pool(const PartId& id, const Error& why);
+  /// The last copy of the piece has ended: asks whether its bytes count.
+  void confirm(const PartId& id);
+  void on_confirmed(const PartId& id, const Result<bool>& held);
   /// Ends a part, and the connection, after a response that is inconsistent.
   void drop(const PartId& id, Error why);
   /// Opens again, or ends the part, after a response without blocks.

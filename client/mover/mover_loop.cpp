@@ -148,8 +148,7 @@ Registration MoverLoop::registration() const {
           .kinds = registered_kinds(kinds),
           .unit_tokens = kinds.unit_tokens(),
           .alignment_tokens = kinds.alignment_tokens(),
-          .cells = options.cells,
-          .direct = offered()};
+          .cells = options.cells};
 }
 
 std::optional<OfferedMemory> MoverLoop::offered() const {
@@ -176,7 +175,12 @@ std::optional<OfferedMemory> MoverLoop::offered() const {
 kj::Promise<Result<void>> MoverLoop::register_rank() {
   if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
-  const Registration sent = registration();
+  Registration sent = registration();
+  sent.direct = offered();
+  // No checksum is compared of what a network card reads.
+  sent.reads_pools = sent.direct && sent.direct->network && link_.server_has(kFeaturePools) &&
+                     state_.options.verify == PageVerification::kOff;
+  state_.reads_pools = sent.reads_pools;
   write_registration(sent, request);
   if (sent.direct) {
     request.getDirect().setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(state_.guards->fd()));
@@ -380,6 +384,7 @@ void MoverLoop::end_if_quiet() {
   }
   if (pool_ != Pool::kUnmapped && pool_ != Pool::kKept) return;
   state_.sources.clear();
+  state_.pools.clear();
   ending_ = false;
   on_end_->fulfill();
 }

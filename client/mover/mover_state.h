@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/os/mailbox.h"
 #include "client/direct/guards.h"
+#include "client/direct/pools.h"
 #include "client/direct/sources.h"
 #include "client/mover/copying_loads.h"
 #include "client/mover/jobs.h"
@@ -52,7 +53,8 @@ struct MoverState {
         events((kinds.layouts().size() + 2) * chosen.max_jobs + 16),
         finished(chosen.max_jobs),
         guards(std::move(its_guards)),
-        sources(its_device) {}
+        sources(its_device),
+        pools(its_device, kinds.layouts().front()) {}
 
   const MoverOptions options;
   const KindTable kinds;
@@ -77,6 +79,8 @@ struct MoverState {
   Batches batches;
   const std::unique_ptr<Guards> guards;  ///< Only with a direct group.
   Sources sources;
+  Pools pools;
+  bool reads_pools = false;      ///< The pools of other nodes, past that of the server.
   std::uint64_t pool_bytes = 0;  ///< The size of the server's pool; known once registered.
   PoolMapping mapping;
 

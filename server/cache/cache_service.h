@@ -380,6 +380,20 @@ class CacheService {
   /// The frame's fetch failed; see BlockStore::give_up and quiesced.
   void give_up(engine::FrameIndex frame);
   void quiesce_fetch(engine::FrameIndex frame);
+  /// The backend of the network through which all workers of the caller's engine read the pools of
+  /// other nodes; empty: not all of them do.
+  [[nodiscard]] std::string pool_backend(const Id128& connection);
+  /// A worker as a reader of the pools of other nodes.
+  struct PoolReader {
+    engine::SpaceId generation{};  ///< The present one of its namespace.
+    std::uint32_t shard = 0;       ///< The shard of its pages,
+    std::uint64_t page_bytes = 0;  ///< and their size.
+  };
+  /// Errors: kInvalidArgument for a connection that has not registered; kGone for a connection that
+  /// has ended, or whose instance is not served.
+  [[nodiscard]] Result<PoolReader> pool_reader(const Id128& connection);
+  /// Counts blocks that a worker has loaded from there.
+  void note_pool_read(const Id128& connection, std::size_t blocks);
   /// Whether a claim waits for the frame.
   [[nodiscard]] bool is_awaited(engine::FrameIndex frame) const;
 

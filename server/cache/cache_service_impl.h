@@ -23,6 +23,9 @@ struct CacheService::Rank {
   std::vector<std::uint64_t> page_bytes;  ///< By kind of blocks, of its shards together.
   std::uint64_t block_count = 0;
   std::int32_t numa_node = -1;
+  /// The backend of the network through which it reads the pools of other nodes; empty: it does
+  /// not.
+  std::string pool_backend;
 };
 
 /// One engine core. Exists while a connection, open or detached, belongs to it.

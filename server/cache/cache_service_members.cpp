@@ -448,7 +448,10 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
           .cells = std::max(1U, registration.cells),
           .page_bytes = pages.bytes,
           .block_count = registration.block_count,
-          .numa_node = registration.node};
+          .numa_node = registration.node,
+          .pool_backend = registration.reads_pools && registration.direct->network
+                              ? registration.direct->network->fabric.backend
+                              : std::string()};
   store_->set_shard(*caller.holder, instance.writer_of(registration.shard), instance.writers());
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,

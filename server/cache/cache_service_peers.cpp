@@ -270,6 +270,39 @@ std::uint64_t CacheService::page_bytes(const Id128& connection, const Id128& tok
   return kind ? (*caller)->instance->ranks[(*caller)->rank].page_bytes[*kind] : 0;
 }
 
+std::string CacheService::pool_backend(const Id128& connection) {
+  const auto caller = member(connection);
+  if (!caller || !serves(*(*caller)->instance)) return {};
+  const std::vector<Rank>& ranks = (*caller)->instance->ranks;
+  const std::string& first = ranks.front().pool_backend;
+  const bool agree =
+      std::ranges::all_of(ranks, [&](const Rank& rank) { return rank.pool_backend == first; });
+  return agree ? first : std::string();
+}
+
+Result<CacheService::PoolReader> CacheService::pool_reader(const Id128& connection) {
+  PEGA_TRY_LET(Client* const caller, worker(connection));
+  const Instance& instance = *caller->instance;
+  if (!serves(instance)) {
+    return fail(Errc::kGone, "a rank of instance {} is not connected", instance.id);
+  }
+  const Rank& rank = instance.ranks[caller->rank];
+  return PoolReader{.generation = space_of(instance, 0),
+                    .shard = rank.shard,
+                    .page_bytes = rank.page_bytes.front()};
+}
+
+void CacheService::note_pool_read(const Id128& connection, std::size_t blocks) {
+  const auto caller = worker(connection);
+  if (!caller) return;
+  const Instance& instance = *(*caller)->instance;
+  const std::uint64_t bytes = blocks * instance.ranks[(*caller)->rank].page_bytes.front();
+  counted(instance, 0).loaded_blocks += blocks;
+  counted(instance, 0).loaded_bytes += bytes;
+  counted_.load_bytes += bytes;
+  counted_.load_blocks_other += blocks;
+}
+
 std::optional<engine::FrameIndex> CacheService::claimed_frame(const Id128& token,
                                                               std::size_t place) const {
   return store_->claimed_frame(token, place);

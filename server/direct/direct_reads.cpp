@@ -13,7 +13,7 @@
 #include "capnp/wire/kj_time.h"
 #include "capnp/wire/rpc_error.h"
 #include "cluster/peers.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 namespace pegaflow::server {
 namespace {

@@ -12,7 +12,7 @@
 #include "cluster/found/found_peers_stats.h"
 #include "cluster/peer_stats.h"
 #include "directory/stats.h"
-#include "server/cache/fetch_stats.h"
+#include "server/fetches/fetch_stats.h"
 #include "server/rpc/rpc_counters.h"
 
 namespace pegaflow::server {

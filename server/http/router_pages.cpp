@@ -13,7 +13,7 @@
 
 #include "base/hex.h"
 #include "cluster/source_rate.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 namespace pegaflow::server {
 namespace {

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/id128.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "server/prefetch/prefetch_types.h"
 
 namespace pegaflow::server {

@@ -16,6 +16,7 @@
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
 #include "server/direct/direct_reads.h"
+#include "server/fetches/fetches.h"
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/process_watch.h"
@@ -151,6 +152,7 @@ RpcServer::Service client_service(SessionContext& context) {
           .ended =
               [&context](const Id128& connection) {
                 context.direct.left(connection);
+                context.fetches.left(connection);
                 context.service.disconnected(connection);
                 context.background.poke();
               }};

@@ -8,7 +8,7 @@
 #include "base/id128.h"
 #include "capnp/cache.capnp.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/session_context.h"
 

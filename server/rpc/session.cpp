@@ -9,9 +9,9 @@
 #include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "cluster/peers.h"
-#include "server/cache/fetches.h"
 #include "server/cache/resets.h"
 #include "server/direct/direct_reads.h"
+#include "server/fetches/fetches.h"
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/in_order.h"
 #include "server/rpc/kind_calls.h"
@@ -186,6 +186,7 @@ class SessionImpl final : public wire::Session::Server {
             return fetches_.open(connection_, token, first, count, pin, wait);
           })
           .then([this, call, measured](Result<Fetches::Arrived>&& arrived) mutable {
+            if (arrived && arrived->in_pool) return answer_in_pool(*arrived, call, measured);
             const auto late = arrived ? arrived->late : Fetches::Late::kNo;
             return answer_open(std::move(arrived).map(
                                    [](Fetches::Arrived&& one) { return std::move(one.opened); }),
@@ -202,6 +203,19 @@ class SessionImpl final : public wire::Session::Server {
                               pin]() { return open_slice(token, first, count, pin, opened); })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
           return answer_open(*state, call, measured);
+        });
+  }
+
+  kj::Promise<void> confirm(ConfirmContext call) override {
+    const Measured measured(context_, Method::kConfirm);
+    return fetches_.confirm(connection_, engine::PinId{call.getParams().getPin()})
+        .then([this, call, measured](Result<bool>&& held) mutable {
+          if (held) {
+            call.getResults().setHeld(*held);
+          } else {
+            write_error(held.error(), call.getResults().initError());
+          }
+          return finish(measured, held);
         });
   }
 
@@ -573,20 +587,20 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> answer_open(const Result<CacheService::Opened>& opened, OpenContext call,
                                 const Measured& measured, Fetches::Late late = Fetches::Late::kNo) {
     if (opened) {
-      const std::size_t slots = opened->slots.size();
-      const std::size_t checksums = opened->checksums.size();
-      auto results = call.getResults(capnp::MessageSize{slots / 2 + checksums + 8, 0});
-      write_slots(opened->slots, results.initSlots(static_cast<unsigned>(slots)));
-      if (checksums != 0) {
-        write_numbers<std::uint64_t>(opened->checksums,
-                                     results.initChecksums(static_cast<unsigned>(checksums)));
-      }
-      results.setComing(static_cast<std::uint32_t>(opened->coming));
-      results.setLate(to_wire(late));
+      const std::size_t words = opened->slots.size() / 2 + opened->checksums.size() + 8;
+      write_opened(*opened, late, call.getResults(capnp::MessageSize{words, 0}));
     } else {
       write_error(opened.error(), call.getResults().initError());
     }
     return finish(measured, opened);
+  }
+
+  /// Answers with blocks in the pool of another node.
+  kj::Promise<void> answer_in_pool(const Fetches::Arrived& arrived, OpenContext call,
+                                   const Measured& measured) {
+    const std::size_t words = arrived.in_pool->pages.size() / 2 + 64;
+    write_in_pool(arrived, call.getResults(capnp::MessageSize{words, 0}));
+    return finish(measured, Result<void>());
   }
 
   /// True while there are keys left to claim.

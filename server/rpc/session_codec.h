@@ -13,12 +13,15 @@
 #include "capnp/wire/codec.h"
 #include "cluster/source_rate.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 namespace pegaflow::server {
 
 /// The longest wait of an open for blocks, whatever its caller requests.
 inline constexpr std::chrono::milliseconds kLongestPatience{10000};
+
+/// Limit of the names in an open; the rest is ignored.
+inline constexpr std::size_t kMostKnownPools = 256;
 
 inline void write_slots(std::span<const std::uint32_t> from,
                         capnp::List<std::uint32_t>::Builder to) {
@@ -52,6 +55,13 @@ inline Fetches::Wait wait_of(const wire::Session::OpenParams::Reader& params) {
     wait.worth = std::chrono::microseconds(worth);
   }
   wait.computing = std::chrono::microseconds(params.getComputeMicros());
+  wait.through_pool = params.getThroughPool();
+  const auto known = params.getKnown();
+  wait.known.reserve(std::min<std::size_t>(known.size(), kMostKnownPools));
+  for (const std::uint64_t name : known) {
+    if (wait.known.size() == kMostKnownPools) break;
+    wait.known.push_back(name);
+  }
   return wait;
 }
 
@@ -106,6 +116,27 @@ inline Result<PromptChain> read_chain(const wire::Session::ReportChainParams::Re
     chain.keys[i / kBytes] |= std::uint64_t{bytes[i]} << (8 * (i % kBytes));
   }
   return chain;
+}
+
+inline void write_opened(const CacheService::Opened& opened, Fetches::Late late,
+                         wire::Session::OpenResults::Builder results) {
+  write_slots(opened.slots, results.initSlots(static_cast<unsigned>(opened.slots.size())));
+  const auto checksums = static_cast<unsigned>(opened.checksums.size());
+  if (checksums != 0) {
+    write_numbers<std::uint64_t>(opened.checksums, results.initChecksums(checksums));
+  }
+  results.setComing(static_cast<std::uint32_t>(opened.coming));
+  results.setLate(to_wire(late));
+}
+
+/// Blocks in the pool of another node.
+inline void write_in_pool(const Fetches::Arrived& arrived,
+                          wire::Session::OpenResults::Builder results) {
+  const PoolReads::Opened& in_pool = *arrived.in_pool;
+  write_slots(in_pool.pages, results.initPages(static_cast<unsigned>(in_pool.pages.size())));
+  results.setSource(in_pool.source);
+  if (in_pool.fabric) write_fabric(*in_pool.fabric, results.initFabric());
+  results.setComing(static_cast<std::uint32_t>(arrived.opened.coming));
 }
 
 inline void write_journal(const CacheService::Journal& journal,

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/cache/fetch_stats.h"
+#include "server/fetches/fetch_stats.h"
 
 namespace pegaflow::server {
 

@@ -9,7 +9,7 @@
 #include "capnp/wire/peer_codec.h"
 #include "capnp/wire/rpc_error.h"
 #include "server/cache/background.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 namespace pegaflow::server {
 namespace {

@@ -78,4 +78,14 @@ void TieredSource::read(const SharedRequest& request, const SharedLease& lease,
 
 void TieredSource::end(const SharedLease& lease) { of(*lease).end(lease); }
 
+std::optional<cluster::Source::InPool> TieredSource::in_pool(const SharedLease& lease,
+                                                             std::string_view backend) const {
+  if (SsdSource::is_ours(*lease)) return std::nullopt;
+  return nodes_.in_pool(lease, backend);
+}
+
+kj::Promise<bool> TieredSource::confirm_reads(const SharedLease& lease) {
+  return of(*lease).confirm_reads(lease);
+}
+
 }  // namespace pegaflow::server

@@ -31,6 +31,9 @@ class TieredSource final : public cluster::Source {
   void read(const SharedRequest& request, const SharedLease& lease,
             std::vector<Block>&& blocks) override;
   void end(const SharedLease& lease) override;
+  [[nodiscard]] std::optional<InPool> in_pool(const SharedLease& lease,
+                                              std::string_view backend) const override;
+  kj::Promise<bool> confirm_reads(const SharedLease& lease) override;
 
  private:
   cluster::Source& of(const Lease& lease);

@@ -26,8 +26,8 @@
 #include "capnp/wire/codec.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetches.h"
 #include "server/direct/direct_reads.h"
+#include "server/fetches/fetches.h"
 #include "server/rpc/client_gate.h"
 #include "server/rpc/rpc_server.h"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.gpu.processes import EngineProcess
@@ -16,6 +18,8 @@ from tests.support.waiting import wait_until
 #: Of the prefill engine, while the decode engine waits for its blocks.
 COMPUTE_S = 0.03
 ROUNDS = 20
+#: As the server has it.
+TEST_VARIABLE = "PEGAFLOW_TEST_UCX_OVER_TCP"
 
 
 def _engine(
@@ -90,6 +94,56 @@ def far_reads(place: Place) -> str:
         reads = far.metrics().total("pegaflow_direct_far_reads_total")
         assert reads > 0, "no read went to the other node"
         return f"{said}; {reads:.0f} reads of the other node"
+
+
+def pool_reads(place: Place) -> str:
+    """Out of the pool of another node into an engine's memory, by UCX over TCP."""
+    sizes, chance = place.sizes, random.Random(place.seed)
+    count = sizes.blocks // 64
+    patient = ("--peer-deadline", "5s", "--fetch-deadline", "8s")
+    with contextlib.ExitStack() as stack:
+        with _over_tcp("lo"):
+            owner = place.server(4 * count, "--peer-listen", "127.0.0.1:0", *patient)
+            stack.enter_context(owner)
+            here = place.server(
+                4 * count, "--peers", owner.peer_listen, "--direct-pool", "force", *patient
+            )
+            stack.enter_context(here)
+        wait_until(
+            lambda: here.metrics().total("pegaflow_peer_lane", lane="rdma") == 1,
+            "the nodes do not read over UCX",
+        )
+        writer = _engine(place, place.devices[-1], "writer", owner)
+        reader = _engine(place, place.devices[0], "reader", here, over_tcp="lo")
+        direct, took = 0, []
+        for number in range(ROUNDS):
+            origins = list(range(number * count, (number + 1) * count))
+            source, target = (chance.sample(range(sizes.blocks), count) for _ in range(2))
+            writer.call("fill", source, origins)
+            assert writer.call("save", "d", origins, source)["blocks"] == count
+            reader.call("fill", target, origins, 2)
+            begin = time.monotonic()
+            loaded = reader.call("load", "d", origins, target)
+            took.append(time.monotonic() - begin)
+            assert loaded["blocks"] == count and not loaded["error"], loaded
+            wrong = reader.call("wrong", target, origins)
+            assert wrong == [], f"round {number}: blocks {wrong[:8]} are wrong"
+            direct += loaded["direct_bytes"]
+        every = ROUNDS * count * sizes.page_bytes
+        assert direct == every, f"only {direct} of {every} bytes were read past the pool"
+        assert here.metrics().total("pegaflow_fetch_bytes_total") == 0
+        rate = count * sizes.page_bytes / sorted(took)[ROUNDS // 2] / 1e9
+        return f"{every >> 20} MiB past this node's pool at {rate:.2f} GB/s, every byte right"
+
+
+@contextlib.contextmanager
+def _over_tcp(interface: str) -> Iterator[None]:
+    """Programs that start meanwhile run UCX over TCP, as if the interface were a card."""
+    os.environ[TEST_VARIABLE] = interface
+    try:
+        yield
+    finally:
+        del os.environ[TEST_VARIABLE]
 
 
 def _peers(server: PegaServer) -> list[dict[str, Any]]:

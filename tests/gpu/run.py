@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.gpu.direct import direct_reads, far_reads, killed_source
+from tests.gpu.direct import direct_reads, far_reads, killed_source, pool_reads
 from tests.gpu.layouts import layouts
 from tests.gpu.scenarios import CPU_SIZES, GPU_SIZES, SCENARIOS, Place, prepared
 
@@ -33,7 +33,7 @@ def gpus() -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     every = {"layouts": layouts, "direct_reads": direct_reads, "killed_source": killed_source}
-    every |= {"far_reads": far_reads} | SCENARIOS
+    every |= {"far_reads": far_reads, "pool_reads": pool_reads} | SCENARIOS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,8 +49,10 @@ def main(argv: Sequence[str]) -> int:
         return 77
     names = options.only.split(",") if options.only else list(every)
     if not options.only and devices[0] != "cpu" and "PEGA_UCX_LIBRARY" not in os.environ:
-        names.remove("far_reads")
-        print("far_reads is left out: PEGA_UCX_LIBRARY names no UCX with CUDA support")
+        names = [name for name in names if name not in ("far_reads", "pool_reads")]
+        print(
+            "far_reads and pool_reads are left out: PEGA_UCX_LIBRARY names no UCX with CUDA support"
+        )
     sizes = CPU_SIZES if devices[0] == "cpu" else GPU_SIZES
     print(f"seed {options.seed}, on {', '.join(devices)}", flush=True)
     results = {}

@@ -1,5 +1,4 @@
 // Blocks that an engine reads out of the memory of an engine of another node while that saves them.
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -8,109 +7,19 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "tests/integration/direct_worker.h"
+#include "tests/integration/far_worker.h"
 #include "tests/support/forked.h"
 #include "tests/support/nodes.h"
 #include "tests/support/seed.h"
-#include "transport/network_device.h"
-#include "transport/tcp/tcp_fabric.h"
 
 namespace pegaflow::testing {
 namespace {
 
 using std::chrono::milliseconds;
-
-/// A fabric whose reads wait until the test lets them go.
-class HeldFabric final : public Fabric {
- public:
-  HeldFabric(std::unique_ptr<Fabric> inner, std::atomic<bool>& is_held)
-      : inner_(std::move(inner)), is_held_(is_held) {}
-
-  Result<RegionId> register_region(const Memory& memory) override {
-    return inner_->register_region(memory);
-  }
-  Result<void> lend(RegionId region, TimePoint until) override {
-    return inner_->lend(region, until);
-  }
-  void unregister_region(RegionId region) override { inner_->unregister_region(region); }
-  [[nodiscard]] FabricDescriptor describe() const override { return inner_->describe(); }
-  Result<PeerId> connect(const FabricDescriptor& peer) override { return inner_->connect(peer); }
-  Result<void> disconnect(PeerId peer) override { return inner_->disconnect(peer); }
-  Result<void> read(Batch batch) override {
-    if (!is_held_) return inner_->read(std::move(batch));
-    held_ = std::thread([this, batch = std::move(batch)]() mutable {
-      while (is_held_) std::this_thread::yield();
-      batch.deadline = std::chrono::steady_clock::now() + kHang;
-      if (!inner_->read(std::move(batch))) std::abort();
-    });
-    return {};
-  }
-  Result<void> cancel(std::uint64_t ticket) override { return inner_->cancel(ticket); }
-  ~HeldFabric() override {
-    if (held_.joinable()) held_.join();
-  }
-
- private:
-  std::unique_ptr<Fabric> inner_;
-  std::atomic<bool>& is_held_;
-  std::thread held_;
-};
-
-/// A worker whose memory engines of other nodes read over sockets.
-struct FarWorker {
-  static constexpr std::size_t kBlocks = 64;
-  static constexpr std::size_t kPage = 2 * 8 * 1024;
-
-  FarWorker(const std::string& socket, const std::string& name, const std::string& group = "pd",
-            bool has_network = true, Mover::Options mover = patient_mover())
-      : memory(engine_memory(2, kPage / 2, kBlocks)) {
-    mover.direct_group = group;
-    TestEngine::Options options;
-    options.socket = socket;
-    options.instance = name;
-    options.mover = std::move(mover);
-    options.session.scheduler = Id128::random();
-    if (has_network) {
-      network = NetworkDevice::create(
-                    device, memory.layout(),
-                    [this](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
-                      PEGA_TRY_LET(auto sockets, TcpFabric::create({.listen = "127.0.0.1:0"},
-                                                                   clock(), std::move(sink)));
-                      return std::make_unique<HeldFabric>(std::move(sockets), is_held);
-                    },
-                    clock(), {})
-                    .value();
-    }
-    Device& used = network ? static_cast<Device&>(*network) : *device;
-    engine = std::make_unique<TestEngine>(options, memory, used);
-    engine->scheduler = options.session.scheduler;
-    engine->wait_ready();
-  }
-  ~FarWorker() { device->allow_all(); }
-  FarWorker(const FarWorker&) = delete;
-  FarWorker& operator=(const FarWorker&) = delete;
-
-  static const SteadyClock& clock() {
-    static const SteadyClock the_clock;
-    return the_clock;
-  }
-
-  Result<void> follow(std::uint64_t load, const Numbers& numbers, const Blocks& blocks,
-                      const Id128& node, Duration patience = kHang) {
-    return engine->mover().load_following(load, numbered_keys(numbers), blocks, patience, node);
-  }
-
-  EngineMemory memory;
-  std::atomic<bool> is_held = false;  ///< Its next read waits.
-  std::shared_ptr<SlowDevice> device = std::make_shared<SlowDevice>();
-  std::unique_ptr<NetworkDevice> network;
-  std::unique_ptr<TestEngine> engine;
-};
 
 /// A node with a prefill engine, and one with a decode engine that may ask the first.
 struct FarPair {
@@ -339,14 +248,14 @@ TEST_SUITE("direct reads between nodes") {
       FarPair f("pd", true, true, mover);
       const Numbers numbers = numbers_from(1, 8);
       f.begin_save(1, numbers, blocks_from(0, 8));
-      f.decode.is_held = true;
+      f.decode.how.is_held = true;
       REQUIRE(f.follow(9, numbers, blocks_from(20, 8)));
       REQUIRE(f.d.metric_becomes("pegaflow_direct_far_reads_total", 1));
       f.prefill.device->allow_all();
       // The save waits for the reader, for 2 s.
       CHECK(f.prefill.engine->next_finished().blocks == 8);
       for (const std::uint32_t block : blocks_from(0, 8)) f.prefill.memory.fill(block, 0xBAD);
-      f.decode.is_held = false;
+      f.decode.how.is_held = false;
 
       const Mover::Finished loaded = f.decode.engine->next_finished();
       CHECK(loaded.blocks == 8);

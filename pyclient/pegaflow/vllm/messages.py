@@ -89,7 +89,7 @@ class Outcome:
     skipped: int = 0  #: Save: the cache had them, or had no room.
     failed: int = 0  #: Neither.
     bytes: int = 0
-    direct_bytes: int = 0  #: Load: those of them that came out of another engine's memory.
+    direct_bytes: int = 0  #: Load: those of them from another engine or another node's pool.
     took_s: float = 0.0
     error: str = ""  #: The code of the first error.
     detail: str = ""

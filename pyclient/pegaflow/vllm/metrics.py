@@ -76,7 +76,11 @@ METRICS = (
     ),
     Metric("loaded_blocks", COUNTER, "Blocks loaded, by kind of layers.", ("kind",), ("full",)),
     Metric("loaded_bytes", COUNTER, "Bytes loaded by all ranks."),
-    Metric("direct_bytes", COUNTER, "Loaded bytes that came out of another engine's memory."),
+    Metric(
+        "direct_bytes",
+        COUNTER,
+        "Loaded bytes that came out of another engine's memory or another node's pool.",
+    ),
     Metric(
         "load_failures",
         COUNTER,

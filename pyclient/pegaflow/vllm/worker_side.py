@@ -467,7 +467,7 @@ class WorkerSide:
             blocks=job.order.count - missing,
             failed=missing,
             bytes=done.bytes,
-            direct_bytes=done.direct_bytes if job.order.keys else 0,
+            direct_bytes=done.direct_bytes,
             took_s=done.took_s,
             error=error if failed else "",
             detail=done.error or "",

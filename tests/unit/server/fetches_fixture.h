@@ -19,7 +19,7 @@
 #include <kj/debug.h>
 
 #include "cluster/peer_source.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "tests/unit/server/page_size.h"
 
 namespace pegaflow::testing {
@@ -42,6 +42,10 @@ class PlayedLender final : public cluster::Lender {
   [[nodiscard]] std::uint64_t life() const noexcept override { return 1; }
   [[nodiscard]] const std::string& address() const noexcept override { return address_; }
   [[nodiscard]] const Route& route() const override { return route_; }
+  [[nodiscard]] Id128 node() const noexcept override { return {8, 8}; }
+  [[nodiscard]] const FabricDescriptor* fabric() const override {
+    return described ? &*described : nullptr;
+  }
   kj::Promise<Result<Prefix>> locate(const Bytes32& space,
                                      std::span<const BlockKey> wanted) override {
     const std::size_t blocks = prefix(space, wanted);
@@ -112,6 +116,7 @@ class PlayedLender final : public cluster::Lender {
   void lost(std::uint64_t, const std::string&) override {}
   void route_lost(std::uint64_t, const Route&, const std::string&) override {}
 
+  std::optional<FabricDescriptor> described{};  ///< Its end of the route, for workers.
   std::function<bool(const Bytes32& space, const BlockKey&)> has;  ///< Empty: all blocks.
   /// The page that it lends, equal for all shards. Empty: the page's number in the lease.
   std::function<std::uint32_t(const Bytes32& space, const BlockKey&)> page_of;
@@ -204,8 +209,10 @@ inline constexpr Id128 kMeasured{5, 99};
 struct Fixture {
   explicit Fixture(std::size_t most_batches = 256)
       : Fixture(most_batches, {.batch_bytes = kPage, .batches_per_owner = 2}) {}
+  /// `more`: what its worker registers beside its page.
   Fixture(std::size_t most_batches, cluster::PeerSource::Options options,
-          std::uint64_t page_bytes = kPage) {
+          std::uint64_t page_bytes = kPage, const server::Fetches::Options& fetching = {},
+          Registration more = {}) {
     options.batches = most_batches;
     auto made = server::CacheService::create(
         {.store = {.pool_bytes = 64 * page_bytes}}, clock,
@@ -216,15 +223,16 @@ struct Fixture {
     const std::vector<cluster::PeerSource::Lane> lanes = {{.fabric = &fabric, .pool = kOurPool}};
     source = std::make_unique<cluster::PeerSource>(peers, lanes, clock, clock, options);
     fetches = std::make_unique<server::Fetches>(*service, source.get(), *background,
-                                                io.provider->getTimer(), clock,
-                                                server::Fetches::Options());
+                                                io.provider->getTimer(), clock, fetching);
     REQUIRE(service->connected(engine, {.process = engine,
                                         .previous_connection = {},
                                         .quiesced = false,
                                         .build = "test",
                                         .watch = std::make_shared<int>(0)}));
-    REQUIRE(service->register_rank(
-        engine, {.instance = "engine", .factors = {{"weights", "a"}}, .page_bytes = page_bytes}));
+    more.instance = "engine";
+    more.factors = {{"weights", "a"}};
+    more.page_bytes = page_bytes;
+    REQUIRE(service->register_rank(engine, more));
   }
 
   std::size_t claim(const Id128& token, std::span<const BlockKey> wanted) {

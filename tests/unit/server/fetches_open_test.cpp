@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "tests/unit/server/fetches_fixture.h"
 
 namespace pegaflow::testing {

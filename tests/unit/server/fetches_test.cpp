@@ -1,5 +1,5 @@
 // The blocks that Fetches and PeerSource read from owners, and those that they leave out.
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 #include <cstdint>
 

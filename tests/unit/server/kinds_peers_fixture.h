@@ -16,7 +16,7 @@
 
 #include "cluster/lender.h"
 #include "cluster/peer_source.h"
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 #include "tests/unit/server/fetches_fixture.h"
 #include "tests/unit/server/kinds_fixture.h"
 

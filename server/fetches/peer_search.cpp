@@ -1,4 +1,4 @@
-#include "server/cache/peer_search.h"
+#include "server/fetches/peer_search.h"
 
 #include <algorithm>
 #include <utility>

@@ -3,14 +3,83 @@
 #include <utility>
 
 #include "capnp/wire/kj_time.h"
-#include "server/cache/fetches.h"
-#include "server/cache/fetches_impl.h"
+#include "server/fetches/fetches.h"
+#include "server/fetches/fetches_impl.h"
 
 namespace pegaflow::server {
 
 kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, const Id128& token,
                                                     std::size_t first, std::size_t count,
                                                     engine::PinId pin, const Wait& wait) {
+  const auto in_pools = pools_.begin_of(token);
+  if (!in_pools || first + count <= *in_pools) {
+    return open_here(connection, token, first, count, 0, pin, wait);
+  }
+  if (first >= *in_pools) return open_in_pool(connection, token, first, count, pin, wait);
+  const std::size_t here = *in_pools - first;
+  return open_here(connection, token, first, here, count - here, pin, wait);
+}
+
+/// Opens blocks that are in the pool of another node.
+kj::Promise<Result<Fetches::Arrived>> Fetches::open_in_pool(const Id128& connection,
+                                                            const Id128& token, std::size_t first,
+                                                            std::size_t count, engine::PinId pin,
+                                                            const Wait& wait) {
+  if (!wait.through_pool) {
+    auto opened = pools_.open(connection, token, first, count, pin, wait.known);
+    if (!opened) return Result<Arrived>(tl::unexpected<Error>(std::move(opened.error())));
+    if (*opened) {
+      Arrived arrived;
+      arrived.opened.coming = count - (*opened)->pages.size();
+      arrived.in_pool = std::move(*opened);
+      return Result<Arrived>(std::move(arrived));
+    }
+  }
+  return fetch_into_pool(token).then(
+      [this, connection, token, first, count, pin, wait]() -> kj::Promise<Result<Arrived>> {
+        const auto found = into_pool_.find(token);
+        const std::size_t end = found == into_pool_.end() ? 0 : found->second.end;
+        if (first >= end) {
+          return Result<Arrived>(
+              fail(Errc::kGone, "blocks of another node could not be fetched into the pool"));
+        }
+        const std::size_t here = std::min(count, end - first);
+        return open_here(connection, token, first, here, count - here, pin, wait);
+      });
+}
+
+/// Extends the claim by the blocks that its workers do not read.
+kj::Promise<void> Fetches::fetch_into_pool(const Id128& token) {
+  const auto [found, is_new] = into_pool_.try_emplace(token);
+  if (!is_new) return found->second.made.addBranch();
+  pools_.skip(token);
+  const Plan& claim = static_cast<const Plan&>(*pools_.request_of(token));
+  auto plan = std::make_shared<Plan>();
+  plan->space = claim.space;
+  plan->page_bytes = claim.page_bytes;
+  plan->keys = claim.keys;
+  plan->deadline = clock_.now() + options_.deadline;
+  plan->connection = claim.connection;
+  plan->token = token;
+  plan->generation = claim.generation;
+  plan->ready = plan->claimed = *pools_.begin_of(token);
+  plan->through_pool = true;
+  extending_.insert(token);
+  found->second.made = query_source(plan)
+                           .then([this, plan]() {
+                             extending_.erase(plan->token);
+                             const auto made = into_pool_.find(plan->token);
+                             if (made != into_pool_.end()) made->second.end = plan->claimed;
+                           })
+                           .fork();
+  tasks_.add(found->second.made.addBranch());  // It ends its lease, even if no call waits.
+  return found->second.made.addBranch();
+}
+
+kj::Promise<Result<Fetches::Arrived>> Fetches::open_here(const Id128& connection,
+                                                         const Id128& token, std::size_t first,
+                                                         std::size_t count, std::size_t behind,
+                                                         engine::PinId pin, const Wait& wait) {
   opening_.emplace(connection, pin);
   const TimePoint now = clock_.now();
   auto opening = std::make_shared<Opening>(Opening{.connection = connection,
@@ -21,7 +90,8 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open(const Id128& connection, con
                                                    .deadline = now + wait.patience,
                                                    .worth_until = {},
                                                    .computing = wait.computing,
-                                                   .gathered_at = now + kGatherTime});
+                                                   .gathered_at = now + kGatherTime,
+                                                   .behind = behind});
   if (wait.worth) {
     opening->worth_until = *wait.worth == Wait::kForever ? TimePoint::max() : now + *wait.worth;
   }
@@ -40,6 +110,7 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::wait_and_open(
     opening_.erase({opening->connection, opening->pin});
     if (late == Late::kStuck) note_recomputing(*opening, now);
     if (!opened) return Result<Arrived>(tl::unexpected<Error>(std::move(opened.error())));
+    opened->coming += opening->behind;
     return Result<Arrived>(Arrived{.opened = std::move(*opened), .late = late});
   }
   return wait(opening, now, std::min(opening->deadline, judged_at(*opening)));
@@ -130,6 +201,7 @@ TimePoint Fetches::judged_at(const Opening& opening) const {
 }
 
 void Fetches::released(const Id128& connection, engine::PinId pin) {
+  pools_.released(connection, pin);
   if (opening_.erase({connection, pin}) != 0) wake_openings();
 }
 

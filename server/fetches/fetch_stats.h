@@ -24,6 +24,14 @@ struct FetchStats {
   std::uint64_t retried = 0;   ///< Blocks requested from another owner.
   /// Those of `given_up` whose frames a device could still write to: they were quarantined.
   std::uint64_t unquiesced = 0;
+
+  // Blocks that workers read out of the pools of other nodes themselves.
+  std::size_t pool_claims = 0;           ///< Claims with such blocks, now.
+  std::size_t pool_reads = 0;            ///< Reads of workers in flight, now.
+  std::uint64_t pool_blocks = 0;         ///< Blocks that they read and their owner confirmed,
+  std::uint64_t pool_bytes = 0;          ///< and their bytes.
+  std::uint64_t pool_unconfirmed = 0;    ///< Blocks that they read and their owner did not confirm.
+  std::uint64_t pool_through_local = 0;  ///< Blocks that were then fetched into this node's pool.
 };
 
 }  // namespace pegaflow::server

@@ -4,8 +4,8 @@
 
 #include <kj/vector.h>
 
-#include "server/cache/fetches.h"
-#include "server/cache/fetches_impl.h"
+#include "server/fetches/fetches.h"
+#include "server/fetches/fetches_impl.h"
 
 namespace pegaflow::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/cache/fetches.h"
+#include "server/fetches/fetches.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -7,7 +7,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "capnp/wire/rpc_error.h"
-#include "server/cache/fetches_impl.h"
+#include "server/fetches/fetches_impl.h"
 
 namespace pegaflow::server {
 namespace {
@@ -30,6 +30,7 @@ Fetches::Fetches(CacheService& service, cluster::Source* source, Background& bac
       clock_(clock),
       options_(options),
       progress_made_(nullptr),
+      pools_(service, source, clock, options.direct_pool),
       tasks_(*this) {
   auto pair = kj::newPromiseAndFulfiller<void>();
   progress_ = kj::mv(pair.fulfiller);
@@ -148,7 +149,46 @@ std::size_t Fetches::worth_fetching(Plan& plan, const cluster::Source::Located& 
   return blocks;
 }
 
-void Fetches::ended(const Id128& token) { extending_.erase(token); }
+/// Returns the number of the owner's blocks to lease, and sets how they are read.
+std::size_t Fetches::choose(Plan& plan, const cluster::Source::Located& located) {
+  const std::size_t worth = worth_fetching(plan, located);
+  if (worth == 0 || plan.prefetched || plan.through_pool) return worth;
+  const auto choice = pools_.choose(plan.connection, plan.generation,
+                                    std::span(plan.keys).subspan(plan.claimed), located, worth);
+  // The pool's part of a claim has no gaps.
+  if (plan.has_pool_part && !choice.past_pool) return 0;
+  plan.past_pool = choice.past_pool;
+  plan.rate = located.rate;
+  return choice.blocks;
+}
+
+/// Has the leased blocks read, by the workers or into the pool.
+kj::Promise<void> Fetches::use(const OnePlan& plan, const SharedLease& lease) {
+  const bool is_wanted = extending_.contains(plan->token);
+  if (is_wanted && std::exchange(plan->past_pool, false) &&
+      pools_.add({.token = plan->token,
+                  .scheduler = plan->connection,
+                  .generation = plan->generation,
+                  .first = plan->claimed,
+                  .request = plan,
+                  .lease = lease,
+                  .rate = plan->rate})) {
+    plan->claimed += lease->blocks;
+    plan->has_pool_part = true;
+    return kj::READY_NOW;
+  }
+  if (plan->has_pool_part) {
+    source_->end(lease);
+    return kj::READY_NOW;
+  }
+  return take_frames(plan, lease, plan->claimed).then([this, lease]() { source_->end(lease); });
+}
+
+void Fetches::ended(const Id128& token) {
+  extending_.erase(token);
+  pools_.ended(token);
+  into_pool_.erase(token);
+}
 
 kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
   const std::size_t before = plan->claimed;
@@ -157,15 +197,13 @@ kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
       .then([this, plan](cluster::Source::Located&& located) -> kj::Promise<SharedLease> {
         if (located.blocks == 0 || !extending_.contains(plan->token)) return SharedLease();
         const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
-        const auto count = static_cast<std::ptrdiff_t>(worth_fetching(*plan, located));
+        const auto count = static_cast<std::ptrdiff_t>(choose(*plan, located));
         if (count == 0) return SharedLease();
         return source_->lease(plan, {first, first + count}, std::move(located));
       })
       .then([this, plan](SharedLease&& lease) -> kj::Promise<void> {
         if (lease == nullptr) return kj::READY_NOW;
-        return take_frames(plan, lease, plan->claimed).then([this, lease]() {
-          source_->end(lease);
-        });
+        return use(plan, lease);
       })
       .then([this, plan, before]() -> kj::Promise<void> {
         plan->reserved.reset();

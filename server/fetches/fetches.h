@@ -21,7 +21,8 @@
 #include "cluster/source_rate.h"
 #include "server/cache/background.h"
 #include "server/cache/cache_service.h"
-#include "server/cache/fetch_stats.h"
+#include "server/fetches/fetch_stats.h"
+#include "server/fetches/pool_reads.h"
 
 namespace pegaflow::server {
 
@@ -63,6 +64,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
  public:
   struct Options {
     Duration deadline = std::chrono::seconds(2);  ///< For all reads of a claim, from its start.
+    /// Which blocks workers read out of the pools of other nodes themselves.
+    PoolReads::Use direct_pool = PoolReads::Use::kAuto;
     /// Bugs that a test plants to show that the simulator detects them.
     struct Mistakes {
       bool forgets_generation = false;  ///< A fetch continues in the new generation after a reset.
@@ -141,6 +144,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   struct Arrived {
     CacheService::Opened opened;
     Late late = Late::kNo;
+    /// If the blocks are in the pool of another node: `opened` has no slots then.
+    std::optional<PoolReads::Opened> in_pool{};
   };
   /// How long open() waits.
   struct Wait {
@@ -150,6 +155,9 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
     std::optional<Duration> worth{};
     static constexpr Duration kForever = Duration::max();
     Duration computing{};  ///< The engine's time to compute the blocks; 0: unknown.
+    /// The worker does not read the pools of other nodes: such blocks are fetched for it.
+    bool through_pool = false;
+    std::vector<std::uint64_t> known{};  ///< The names of the pools that it knows.
   };
   /// An answer to open() costs the worker a release and another open, several messages on this
   /// thread: for blocks that arrive one by one from a fast disk, more than all the rest. So open()
@@ -166,12 +174,19 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// `count`, within the limits above. So the answers grow at the start of a load and shrink at its
   /// end: copies never wait long for blocks that have arrived, and the load ends soon after its
   /// last block has arrived. The blocks of a slow source are answered one by one.
-  /// Errors: those of open_arrived(); kCancelled after released().
+  /// Errors: those of open_arrived() and PoolReads::open(); kCancelled after released(); kGone for
+  /// blocks that were to be fetched into the pool and were not.
   kj::Promise<Result<Arrived>> open(const Id128& connection, const Id128& token, std::size_t first,
                                     std::size_t count, engine::PinId pin, const Wait& wait);
+  /// See PoolReads.
+  kj::Promise<Result<bool>> confirm(const Id128& connection, engine::PinId pin) {
+    return pools_.confirm(connection, pin);
+  }
   /// Call it when the worker releases a pin: an open() that still waits for the blocks of this pin
   /// ends with kCancelled. Idempotent.
   void released(const Id128& connection, engine::PinId pin);
+  /// Call it when a client's connection has ended.
+  void left(const Id128& connection) { pools_.left(connection); }
 
   // ---- before an engine asks; see Prefetches
 
@@ -190,7 +205,11 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// Resolves when the source has made progress.
   kj::Promise<void> progress();
 
-  [[nodiscard]] Stats stats() const noexcept { return stats_; }
+  [[nodiscard]] Stats stats() const {
+    Stats stats = stats_;
+    pools_.count(stats);
+    return stats;
+  }
 
  private:
   using Block = cluster::Source::Block;
@@ -205,6 +224,11 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   struct PlanOfKinds;
   struct PartOfKind;
   struct Opening;
+  /// Blocks of a claim that its workers were to read, and that are fetched into the pool instead.
+  struct IntoPool {
+    kj::ForkedPromise<void> made = nullptr;  ///< Their frames are reserved.
+    std::size_t end = 0;                     ///< The place behind the last one in the claim.
+  };
   /// The queue position of a block in flight.
   struct Coming {
     const cluster::SourceRate* rate = nullptr;  ///< Its owner's.
@@ -224,6 +248,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   void note_joined(Plan& plan) const;
   kj::Promise<void> take_frames(const OnePlan& plan, const SharedLease& lease,
                                 std::size_t leased_from);
+  std::size_t choose(Plan& plan, const cluster::Source::Located& located);
+  kj::Promise<void> use(const OnePlan& plan, const SharedLease& lease);
   // ---- claims on several kinds
   std::shared_ptr<PeerSearch> search_for(const Id128& connection, std::span<const BlockKey> units,
                                          std::size_t local_units);
@@ -252,6 +278,13 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   void note_joined_staging(const Id128& token, std::size_t first, std::size_t count);
   // ---- waiting opens
   void wake_openings();
+  kj::Promise<Result<Arrived>> open_in_pool(const Id128& connection, const Id128& token,
+                                            std::size_t first, std::size_t count, engine::PinId pin,
+                                            const Wait& wait);
+  kj::Promise<Result<Arrived>> open_here(const Id128& connection, const Id128& token,
+                                         std::size_t first, std::size_t count, std::size_t behind,
+                                         engine::PinId pin, const Wait& wait);
+  kj::Promise<void> fetch_into_pool(const Id128& token);
   kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
   kj::Promise<Result<Arrived>> wait(const std::shared_ptr<Opening>& opening, TimePoint now,
                                     TimePoint until);
@@ -279,6 +312,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   kj::ForkedPromise<void> progress_made_;
   bool has_waiting_ = false;  ///< progress_made_ has a branch.
   Stats stats_;
+  PoolReads pools_;
+  std::unordered_map<Id128, IntoPool> into_pool_;  ///< By the token of the claim.
   kj::TaskSet tasks_;
 };
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "server/cache/fetches.h"
-#include "server/cache/peer_search.h"
+#include "server/fetches/fetches.h"
+#include "server/fetches/peer_search.h"
 
 namespace pegaflow::server {
 
@@ -25,6 +25,10 @@ struct Fetches::Plan : cluster::Source::Request {
   Hints hints{};                 ///< For the first part; void once it was asked for.
   /// The namespace of a prefetch, which belongs to no connection.
   std::optional<CacheService::Wants> prefetched{};
+  bool through_pool = false;   ///< Its workers read nothing out of the pools of other nodes.
+  bool past_pool = false;      ///< They read the part that is leased next,
+  bool has_pool_part = false;  ///< and have such a part: only others like it follow.
+  std::shared_ptr<cluster::SourceRate> rate{};  ///< That of the owner of the next part.
 };
 
 /// The blocks of one kind that a claim on several waits for, and the request for them.
@@ -68,6 +72,7 @@ struct Fetches::Opening {
   Duration computing{};  ///< Time to compute the blocks; 0: unknown.
   // See gathers_until().
   TimePoint gathered_at{};  ///< When no more blocks are waited for than have arrived.
+  std::size_t behind = 0;   ///< Blocks behind `count` that another call opens.
   std::size_t here = 0;     ///< Blocks that had arrived when they were last counted.
 };
 

@@ -1,0 +1,192 @@
+#include "server/fetches/pool_reads.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/assert.h"
+#include "base/log.h"
+#include "server/cache/cache_service.h"
+
+namespace pegaflow::server {
+namespace {
+
+constexpr Log kLog{"fetch"};
+
+/// Names of fabrics that are kept: workers forget those that they no longer read.
+constexpr std::size_t kMostNames = 1024;
+
+}  // namespace
+
+PoolReads::Leased::Leased(cluster::Source& its_source, Part&& its_part)
+    : source(its_source),
+      part(std::move(its_part)),
+      queued(part.rate, part.lease->blocks * part.request->block_bytes()) {}
+
+PoolReads::Leased::~Leased() { source.end(part.lease); }
+
+// ---- claims
+
+PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId generation,
+                                    std::span<const BlockKey> keys,
+                                    const cluster::Source::Located& located, std::size_t wanted) {
+  const std::span<const BlockKey> asked = keys.first(std::min(wanted, keys.size()));
+  const Choice into_pool{.past_pool = false, .blocks = wanted};
+  if (use_ == Use::kOff || claims_.size() >= kMostClaims ||
+      service_.pool_backend(scheduler).empty())
+    return into_pool;
+  if (use_ == Use::kForce) return {.past_pool = true, .blocks = wanted};
+  // A part of what was located is a probe, which measures the owner's rate.
+  const bool is_probe = !located.is_known() || wanted < located.blocks;
+  const std::size_t again = recent_.leading(generation, asked, true);
+  const bool is_first = again == 0;
+  if (is_probe) return into_pool;
+  if (!is_first) return {.past_pool = false, .blocks = again};
+  return {.past_pool = true, .blocks = recent_.leading(generation, asked, false)};
+}
+
+bool PoolReads::add(Part part) {
+  const auto place = source_->in_pool(part.lease, service_.pool_backend(part.scheduler));
+  if (!place || place->pages.size() != part.lease->blocks * part.request->shards() ||
+      is_paused(part.scheduler, place->node)) {
+    return false;
+  }
+  const std::span<const BlockKey> keys =
+      std::span(part.request->keys).subspan(part.first, part.lease->blocks);
+  recent_.note(part.generation, keys);
+  const Id128 token = part.token;
+  claims_[token].push_back(std::make_shared<Leased>(*source_, std::move(part)));
+  return true;
+}
+
+std::optional<std::size_t> PoolReads::begin_of(const Id128& token) const {
+  const auto found = claims_.find(token);
+  if (found == claims_.end()) return std::nullopt;
+  return found->second.front()->part.first;
+}
+
+const cluster::Source::SharedRequest& PoolReads::request_of(const Id128& token) const {
+  return claims_.at(token).front()->part.request;
+}
+
+void PoolReads::ended(const Id128& token) { claims_.erase(token); }
+
+void PoolReads::skip(const Id128& token) {
+  const TimePoint now = clock_.now();
+  std::erase_if(paused_, [&](const auto& each) { return each.second <= now; });
+  const auto found = claims_.find(token);
+  if (found == claims_.end()) return;
+  for (const std::shared_ptr<Leased>& each : found->second) {
+    skipped_ += each->blocks();
+    if (each->was_unconfirmed) continue;
+    const auto place =
+        source_->in_pool(each->part.lease, service_.pool_backend(each->part.scheduler));
+    if (place) paused_[{each->part.scheduler, place->node}] = now + kPause;
+  }
+}
+
+bool PoolReads::is_paused(const Id128& scheduler, const Id128& node) const {
+  const auto found = paused_.find({scheduler, node});
+  return found != paused_.end() && clock_.now() < found->second;
+}
+
+// ---- workers
+
+std::uint64_t PoolReads::name_of(const Id128& fabric) {
+  if (names_.size() >= kMostNames && !names_.contains(fabric)) names_.clear();
+  const auto [name, is_new] = names_.try_emplace(fabric, last_name_ + 1);
+  if (is_new) ++last_name_;
+  return name->second;
+}
+
+Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection,
+                                                         const Id128& token, std::size_t first,
+                                                         std::size_t count, engine::PinId pin,
+                                                         std::span<const std::uint64_t> known) {
+  PEGA_TRY_LET(const auto reader, service_.pool_reader(connection));
+  const auto& parts = claims_.at(token);
+  const auto holds_first = [&](const std::shared_ptr<Leased>& each) {
+    return first >= each->part.first && first - each->part.first < each->blocks();
+  };
+  const auto found = std::ranges::find_if(parts, holds_first);
+  if (found == parts.end() || count == 0) {
+    return fail(Errc::kInvalidArgument, "open: {} blocks from place {} on, which the claim lacks",
+                count, first);
+  }
+  const std::shared_ptr<Leased>& leased = *found;
+  const Part& part = leased->part;
+  const std::size_t shards = part.request->shards();
+  if (reader.generation != part.generation || reader.shard >= shards) {
+    return fail(Errc::kInvalidArgument,
+                "the claim is on blocks of another namespace or generation");
+  }
+  const auto place = source_->in_pool(part.lease, service_.pool_backend(part.scheduler));
+  if (!place) return std::optional<Opened>();
+  const std::size_t at = first - part.first;
+  const std::uint64_t fit = kReadBytes / std::max<std::uint64_t>(1, reader.page_bytes);
+  const std::size_t blocks =
+      std::min({count, leased->blocks() - at, std::max<std::size_t>(1, fit)});
+  if (!reads_.try_emplace({connection, pin}, Read{leased, blocks}).second) {
+    return fail(Errc::kInvalidArgument, "pin {} is in use", static_cast<std::uint64_t>(pin));
+  }
+  Opened opened{.pages = {}, .source = name_of(place->fabric->incarnation)};
+  opened.pages.reserve(blocks);
+  for (std::size_t i = at; i < at + blocks; ++i) {
+    opened.pages.push_back(place->pages[i * shards + reader.shard]);
+  }
+  if (std::ranges::find(known, opened.source) == known.end()) {
+    opened.fabric = *place->fabric;
+    // Only the pool, which is the first: the rest is for tests between servers.
+    opened.fabric->regions.resize(1);
+  }
+  return std::optional(std::move(opened));
+}
+
+kj::Promise<Result<bool>> PoolReads::confirm(const Id128& connection, engine::PinId pin) {
+  const auto found = reads_.find({connection, pin});
+  if (found == reads_.end()) {
+    return Result<bool>(fail(Errc::kInvalidArgument, "pin {} has no blocks of another node's pool",
+                             static_cast<std::uint64_t>(pin)));
+  }
+  return source_->confirm_reads(found->second.leased->part.lease)
+      .then([this, connection, read = found->second](bool held) {
+        return Result<bool>(note_confirmed(connection, read, held));
+      });
+}
+
+bool PoolReads::note_confirmed(const Id128& connection, const Read& read, bool held) {
+  const auto reader = service_.pool_reader(connection);
+  if (held && reader && reader->generation == read.leased->part.generation) {
+    blocks_ += read.blocks;
+    bytes_ += read.blocks * reader->page_bytes;
+    service_.note_pool_read(connection, read.blocks);
+    return true;
+  }
+  unconfirmed_ += read.blocks;
+  read.leased->was_unconfirmed = true;
+  kLog.warn("blocks in the pool of another node are not confirmed blocks={} error=\"{}\"",
+            read.blocks,
+            held ? "the namespace was reset, or the engine has left" : "the lease had ended");
+  return false;
+}
+
+void PoolReads::released(const Id128& connection, engine::PinId pin) {
+  reads_.erase({connection, pin});
+}
+
+void PoolReads::left(const Id128& connection) {
+  std::erase_if(reads_, [&](const auto& each) { return each.first.first == connection; });
+  std::erase_if(
+      claims_, [&](const auto& each) { return each.second.front()->part.scheduler == connection; });
+  std::erase_if(paused_, [&](const auto& each) { return each.first.first == connection; });
+}
+
+void PoolReads::count(FetchStats& stats) const {
+  stats.pool_claims = claims_.size();
+  stats.pool_reads = reads_.size();
+  stats.pool_blocks = blocks_;
+  stats.pool_bytes = bytes_;
+  stats.pool_unconfirmed = unconfirmed_;
+  stats.pool_through_local = skipped_;
+}
+
+}  // namespace pegaflow::server

@@ -1,0 +1,313 @@
+// Blocks that workers read out of the pools of other nodes, past that of their own node.
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "server/fetches/fetches.h"
+#include "server/fetches/recent_keys.h"
+#include "tests/unit/server/fetches_fixture.h"
+
+namespace pegaflow::testing {
+namespace {
+
+using Use = server::PoolReads::Use;
+
+/// A worker with a network of that backend.
+Registration pool_worker(const std::string& backend = "ucx") {
+  Registration worker;
+  worker.reads_pools = true;
+  OfferedMemory& memory = worker.direct.emplace();
+  memory.group = "group";
+  memory.blocks = 64;
+  memory.network.emplace().fabric.backend = backend;
+  return worker;
+}
+
+struct PoolFixture : Fixture {
+  explicit PoolFixture(Use use = Use::kForce, Registration worker = pool_worker())
+      : Fixture(256, {.batch_bytes = kPage, .batches_per_owner = 2}, kPage, {.direct_pool = use},
+                std::move(worker)) {
+    peers.lenders[0].described = {.backend = "ucx",
+                                  .incarnation = {4, 4},
+                                  .address = {},
+                                  .regions = {{.region = RegionId{3}, .size_bytes = 1 << 20},
+                                              {.region = RegionId{4}, .size_bytes = 4096}}};
+    peers.lenders[0].page_of = [](const Bytes32&, const BlockKey& key) {
+      return static_cast<std::uint32_t>(key.hash() % 100);
+    };
+  }
+
+  /// The answer to a worker's open under `last_pin`.
+  server::Fetches::Arrived opened(const Id128& token, std::size_t first, std::size_t count,
+                                  server::Fetches::Wait wait = {}) {
+    wait.patience = std::chrono::hours(1);
+    auto got = fetches->open(engine, token, first, count, engine::PinId{++last_pin}, wait)
+                   .wait(io.waitScope);
+    if (!got) FAIL(to_string(got.error()));
+    return std::move(*got);
+  }
+  Result<bool> confirm() {
+    return fetches->confirm(engine, engine::PinId{last_pin}).wait(io.waitScope);
+  }
+  void release() { fetches->released(engine, engine::PinId{last_pin}); }
+  PlayedLender& owner() { return peers.lenders[0]; }
+};
+
+std::vector<std::uint32_t> pages_of(std::span<const BlockKey> wanted) {
+  std::vector<std::uint32_t> pages;
+  for (const BlockKey& key : wanted) pages.push_back(static_cast<std::uint32_t>(key.hash() % 100));
+  return pages;
+}
+
+TEST_SUITE("pools of other nodes") {
+  TEST_CASE("a worker receives the places of the blocks, and no byte comes into this node's pool") {
+    PoolFixture f;
+    const auto wanted = keys(1, 6);
+    REQUIRE(f.claim(kOne, wanted) == 6);
+    CHECK(f.fetches->stats().pool_claims == 1);
+
+    const auto first = f.opened(kOne, 0, 6);
+
+    REQUIRE(first.in_pool);
+    CHECK(first.in_pool->pages == pages_of(wanted));
+    CHECK(first.in_pool->source != 0);
+    REQUIRE(first.in_pool->fabric);
+    CHECK(first.in_pool->fabric->regions.size() == 1);
+    CHECK(first.in_pool->fabric->regions.front().region == RegionId{3});
+    CHECK(first.opened.slots.empty());
+    CHECK(first.opened.coming == 0);
+    CHECK(f.fetches->stats().pool_reads == 1);
+    CHECK(f.confirm().value());
+    CHECK(f.owner().confirmed == std::vector<std::uint64_t>{1});
+    f.release();
+    f.unclaim(kOne);
+
+    CHECK(f.fabric.batches.empty());
+    CHECK(f.fetches->stats().pool_blocks == 6);
+    CHECK(f.fetches->stats().pool_bytes == 6 * kPage);
+    CHECK(f.service->stats().load_bytes == 6 * kPage);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    CHECK(f.fetches->stats().pool_reads == 0);
+    f.check_rest();
+  }
+
+  TEST_CASE("a worker that knows the pool gets no second description of it") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    const auto first = f.opened(kOne, 0, 2);
+    CHECK(f.opened(kOne, 2, 2).in_pool->fabric);
+    const auto again = f.opened(kOne, 4, 2, {.known = {first.in_pool->source}});
+    CHECK(again.in_pool->source == first.in_pool->source);
+    CHECK_FALSE(again.in_pool->fabric);
+    const auto all = keys(1, 6);
+    CHECK(again.in_pool->pages == pages_of(std::span(all).subspan(4)));
+    for (; f.last_pin != 0; --f.last_pin) f.release();
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("bytes do not count if the owner had ended the lease, or the namespace was reset") {
+    PoolFixture f;
+    bool is_reset = false;
+    SUBCASE("lease") { f.owner().holds = false; }
+    SUBCASE("time") { f.owner().holds = true; }
+    SUBCASE("reset") { is_reset = true; }
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    if (is_reset) {
+      REQUIRE(f.service->reset_cache(f.engine));
+    } else if (f.owner().holds) {
+      f.clock.advance(cluster::PeerSource::kLease);
+    }
+    CHECK_FALSE(f.confirm().value());
+    CHECK(f.fetches->stats().pool_unconfirmed == 6);
+    CHECK(f.fetches->stats().pool_blocks == 0);
+    f.release();
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("the lease lasts until the claim has ended and the last read is released") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    f.unclaim(kOne);
+    CHECK(f.owner().released.empty());
+    CHECK(f.confirm().value());
+    f.release();
+    CHECK(f.owner().released.size() == 1);
+    CHECK(f.confirm().error().code == Errc::kInvalidArgument);
+    f.check_rest();
+  }
+
+  TEST_CASE("the end of a connection ends its reads and its claims") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    f.fetches->left({9, 9});
+    CHECK(f.fetches->stats().pool_reads == 1);
+    f.fetches->left(f.engine);
+    CHECK(f.fetches->stats().pool_reads == 0);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    CHECK(f.owner().released.size() == 1);
+  }
+
+  TEST_CASE("a claim begins with blocks of this node and ends with those of another one") {
+    PoolFixture f(Use::kAuto);
+    f.measure();
+    const auto wanted = keys(99, 10);  // The first four are in the pool since then.
+    const auto found = f.service->claim(f.engine, kOne, wanted).value();
+    REQUIRE(found.blocks == 4);
+    KJ_IF_MAYBE (extending, f.fetches->extend(f.engine, kOne, wanted, 4)) {
+      CHECK(extending->wait(f.io.waitScope).blocks == 6);
+    }
+    const auto here = f.opened(kOne, 0, 10);
+    CHECK(here.opened.slots.size() == 4);
+    CHECK(here.opened.coming == 6);
+    CHECK_FALSE(here.in_pool);
+    const auto there = f.opened(kOne, 4, 6);
+    REQUIRE(there.in_pool);
+    CHECK(there.in_pool->pages == pages_of(std::span(wanted).subspan(4)));
+    f.release();
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin - 1}));
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("blocks that a second request wants come into this node's pool") {
+    PoolFixture f(Use::kAuto);
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    CHECK(f.fetches->stats().pool_claims == 1);
+    f.unclaim(kOne);
+
+    REQUIRE(f.claim(kTwo, keys(1, 6)) == 6);
+
+    // The four of both come into the pool; the two behind them are new.
+    CHECK(f.opened(kTwo, 4, 2).in_pool);
+    f.release();
+    for (int i = 0; i < 4; ++i) f.complete();
+    CHECK(f.here(keys(1, 6)) == 4);
+    CHECK(f.opened(kTwo, 0, 4).opened.slots.size() == 4);
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
+    f.unclaim(kTwo);
+    f.check_rest();
+  }
+
+  TEST_CASE("an owner whose rate is not known is read into the pool first") {
+    PoolFixture f(Use::kAuto);
+    REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    for (int i = 0; i < 2; ++i) f.complete();
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE(
+      "without a network of the owner's backend, or with --direct-pool off, all goes through "
+      "the pool") {
+    std::unique_ptr<PoolFixture> f;
+    SUBCASE("another backend") {
+      f = std::make_unique<PoolFixture>(Use::kForce, pool_worker("tcp"));
+    }
+    SUBCASE("no network") { f = std::make_unique<PoolFixture>(Use::kForce, Registration{}); }
+    SUBCASE("off") { f = std::make_unique<PoolFixture>(Use::kOff); }
+    SUBCASE("the owner's lane is not the workers'") {
+      f = std::make_unique<PoolFixture>();
+      f->owner().described.reset();
+    }
+    SUBCASE("blocks are pending at the owner") {
+      f = std::make_unique<PoolFixture>();
+      f->owner().in_pool = 1;
+    }
+    REQUIRE(f->claim(kOne, keys(1, 2)) == 2);
+    CHECK(f->fetches->stats().pool_claims == 0);
+    CHECK_FALSE(f->fabric.batches.empty());
+    f->complete();
+    f->unclaim(kOne);
+  }
+
+  TEST_CASE(
+      "a worker that cannot read the pool gets the blocks through this node's, and the "
+      "engine's next claims too") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    REQUIRE(f.opened(kOne, 0, 4).in_pool);
+    f.release();
+
+    auto opening = f.fetches->open(f.engine, kOne, 0, 4, engine::PinId{++f.last_pin},
+                                   {.patience = std::chrono::hours(1), .through_pool = true});
+    f.io.waitScope.poll();
+    for (int i = 0; i < 4; ++i) f.complete();
+    const auto through = opening.wait(f.io.waitScope);
+
+    REQUIRE(through);
+    CHECK_FALSE(through->in_pool);
+    CHECK(through->opened.slots.size() + through->opened.coming == 4);
+    CHECK(f.fetches->stats().pool_through_local == 4);
+    CHECK(f.here(keys(1, 4)) == 4);
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
+    f.unclaim(kOne);
+
+    REQUIRE(f.claim(kTwo, keys(2, 2)) == 2);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    for (int i = 0; i < 2; ++i) f.complete();
+    f.unclaim(kTwo);
+    f.clock.advance(server::PoolReads::kPause);
+    REQUIRE(f.claim(kThree, keys(3, 2)) == 2);
+    CHECK(f.fetches->stats().pool_claims == 1);
+    f.unclaim(kThree);
+    f.check_rest();
+  }
+
+  TEST_CASE("blocks that cannot be fetched after all are named") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    f.owner().has = [](const Bytes32&, const BlockKey&) { return false; };
+    const auto none = f.fetches
+                          ->open(f.engine, kOne, 0, 4, engine::PinId{++f.last_pin},
+                                 {.patience = std::chrono::hours(1), .through_pool = true})
+                          .wait(f.io.waitScope);
+    REQUIRE_FALSE(none);
+    CHECK(none.error().code == Errc::kGone);
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("blocks that the claim lacks, and a pin in use, are refused") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    const auto code_of_open = [&](std::size_t first, std::size_t count, std::uint64_t pin) {
+      const auto got = f.fetches->open(f.engine, kOne, first, count, engine::PinId{pin}, {})
+                           .wait(f.io.waitScope);
+      return got ? std::nullopt : std::optional(got.error().code);
+    };
+    CHECK(code_of_open(4, 1, 11) == Errc::kInvalidArgument);
+    CHECK(code_of_open(2, 2, 12) == std::nullopt);
+    CHECK(code_of_open(0, 2, 12) == Errc::kInvalidArgument);
+    CHECK(f.fetches->stats().pool_reads == 1);
+    f.fetches->released(f.engine, engine::PinId{12});
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("the oldest keys are forgotten beyond the limit") {
+    server::RecentKeys recent;
+    const engine::SpaceId space{1};
+    recent.note(space, keys(1, 2));
+    CHECK(recent.leading(space, keys(1, 3), true) == 2);
+    CHECK(recent.leading(engine::SpaceId{2}, keys(1, 3), false) == 3);
+    for (std::uint64_t chain = 2; chain < 2 + server::RecentKeys::kMost / 900; ++chain) {
+      recent.note(space, keys(chain, 900));
+    }
+    CHECK(recent.leading(space, keys(1, 2), true) == 2);
+    recent.note(space, keys(5000, 900));
+    CHECK(recent.leading(space, keys(1, 2), true) == 0);
+    CHECK(recent.leading(space, keys(5000, 900), true) == 900);
+  }
+}
+
+}  // namespace
+}  // namespace pegaflow::testing
