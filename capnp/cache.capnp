@@ -216,6 +216,7 @@ struct Registration {
                                   # reads none. Not together with kinds or cells.
   readsPools @14 :Bool;           # Feature 6. The worker reads blocks out of the pools of other nodes, through
                                   # the fabric of `direct`. Only with that.
+  readsPoolsSlowly @15 :Bool;     # With readsPools: slower than into ordinary memory, so only if it is forced.
 }
 
 struct Engine {

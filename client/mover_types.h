@@ -60,6 +60,9 @@ struct MoverOptions {
   /// 1 to 64 printable characters. Empty: this one reads none, and none reads this one's. Only for
   /// one kind of blocks without cells.
   std::string direct_group{};
+  /// Whether the network of its device, if that has one, writes to the blocks nearly as fast as to
+  /// ordinary memory. If not, blocks of other nodes come through the pool of this one.
+  bool is_network_fast = true;
   /// Bugs that a test plants to show that it detects them.
   struct Mistakes {
     bool keeps_guards = false;         ///< A job's guard stays open after its report.

@@ -373,15 +373,16 @@ class PyMover {
       : device_(std::move(device)) {
     py::dict left = named;
     const NetworkChoice network = py_arguments::take_network(left);
-    const Mover::Options options = options_of({std::move(socket_path), std::move(instance), device_,
-                                               std::move(factors), rank, ranks, std::move(build)},
-                                              left);
+    Mover::Options options = options_of({std::move(socket_path), std::move(instance), device_,
+                                         std::move(factors), rank, ranks, std::move(build)},
+                                        left);
     const std::vector<PageLayout> layouts =
         py_arguments::to_layouts(segments, block_count, options.cells);
     if (!network.nics.empty() && !options.direct_group.empty()) {
       auto with = without_gil([&] { return with_network(device_, layouts.front(), network); });
       if (with) {
-        device_ = std::move(*with);
+        device_ = std::move(with->device);
+        options.is_network_fast = with->is_fast;
       } else {
         kLog.warn(
             "engines of other hosts cannot read this one's memory, blocks go through the pools of "

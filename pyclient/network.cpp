@@ -34,6 +34,10 @@ constexpr const char* kTestVariable = "PEGAFLOW_TEST_UCX_OVER_TCP";
 /// Far more than a card needs for a test read, of which most is the greeting.
 constexpr Duration kCheckPatience = std::chrono::seconds(5);
 
+/// The least rate of reads into a GPU, as a share of that into ordinary memory, at which blocks are
+/// worth reading past the pool.
+constexpr double kLeastShare = 0.8;
+
 /// The rails, for UCX on cards or on the interfaces of a test. `gpu` is null for ordinary memory.
 Result<UcxFabric::Options> rails_of(const NetworkChoice& choice,
                                     const std::shared_ptr<cuda::Gpu>& gpu) {
@@ -133,11 +137,33 @@ Result<void> check_rails(UcxFabric::Options& options, const std::shared_ptr<cuda
   return {};
 }
 
+/// Whether the cards read ordinary memory of other nodes, as pools are, into the GPU at kLeastShare
+/// of the rate of reads into ordinary memory, or more.
+bool writes_fast(const UcxFabric::Options& options, const std::shared_ptr<cuda::Gpu>& gpu,
+                 const Clock& clock) {
+  const MakeFabric make = make_ucx(options, clock);
+  std::vector<std::byte> source(network::kRateBytes);
+  std::vector<std::byte> target(network::kRateBytes);
+  const auto on_gpu = cuda::GpuMemory::create(gpu, network::kRateBytes);
+  const auto to_gpu = on_gpu ? network::read_rate(make, std::span(source), (*on_gpu)->memory(),
+                                                  clock, kCheckPatience)
+                             : Result<double>(tl::unexpected<Error>(on_gpu.error()));
+  const auto to_host =
+      network::read_rate(make, std::span(source), std::span(target), clock, kCheckPatience);
+  const auto text = [](const Result<double>& rate) {
+    return rate ? format_bytes(static_cast<std::uint64_t>(*rate)) + "/s" : to_string(rate.error());
+  };
+  const bool is_fast = to_gpu && to_host && *to_gpu >= kLeastShare * *to_host;
+  kLog.info("reads of other nodes' memory cards={} gpu=\"{}\" host=\"{}\"{}",
+            fmt::join(options.rails, ","), text(to_gpu), text(to_host),
+            is_fast ? "" : ": blocks in pools of other nodes come through this node's");
+  return is_fast;
+}
+
 }  // namespace
 
-Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
-                                             const PageLayout& layout,
-                                             const NetworkChoice& choice) {
+Result<NetworkOfWorker> with_network(std::shared_ptr<Device> device, const PageLayout& layout,
+                                     const NetworkChoice& choice) {
   static const SteadyClock clock;
   const TimePoint begin = clock.now();
   std::shared_ptr<cuda::Gpu> gpu;
@@ -157,11 +183,12 @@ Result<std::shared_ptr<Device>> with_network(std::shared_ptr<Device> device,
   }
   PEGA_TRY_LET(UcxFabric::Options options, rails_of(choice, gpu));
   PEGA_TRY(check_rails(options, gpu, clock));
+  const bool is_fast = !gpu || writes_fast(options, gpu, clock);
   PEGA_TRY_LET(auto network, NetworkDevice::create(std::move(device), layout,
                                                    make_ucx(options, clock), clock, with));
   kLog.info("engines of other hosts may read this one's blocks cards={} took={}",
             fmt::join(options.rails, ","), format_duration(clock.now() - begin));
-  return std::shared_ptr<Device>(std::move(network));
+  return NetworkOfWorker{.device = std::move(network), .is_fast = is_fast};
 }
 
 }  // namespace pegaflow

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
@@ -21,6 +22,9 @@ constexpr std::array kPieces = {Piece{0, 65536},      Piece{131072, 524288}, Pie
                                 Piece{720912, 8},     Piece{724992, 4096},   Piece{786433, 12345},
                                 Piece{917504, 131072}};
 static_assert(kPieces.back().offset + kPieces.back().bytes == kTestBytes);
+
+/// The pieces of a block's segments, for rates.
+constexpr std::size_t kRatePiece = std::size_t{64} << 10;
 
 /// The result of the only batch.
 class Outcome {
@@ -92,6 +96,40 @@ Result<void> check_reads(
   if (differ.in1 == arrived.end()) return {};
   return fail(Errc::kCorrupt, "a test read returned other bytes from place {} on",
               differ.in1 - arrived.begin());
+}
+
+Result<double> read_rate(
+    const std::function<Result<std::unique_ptr<Fabric>>(Fabric::CompletionSink)>& make,
+    const Memory& source, const Memory& target, const Clock& clock, Duration patience) {
+  std::array<Outcome, 3> outcomes;  // Outlive the fabrics.
+  PEGA_TRY_LET(const std::unique_ptr<Fabric> owner, make([](Fabric::Completion&&) {}));
+  PEGA_TRY_LET(const RegionId from, owner->register_region(source));
+  PEGA_TRY(owner->lend(from, TimePoint::max()));
+  PEGA_TRY_LET(const std::unique_ptr<Fabric> reader, make([&outcomes](Fabric::Completion&& done) {
+                 outcomes.at(done.ticket).sink()(std::move(done));
+               }));
+  PEGA_TRY_LET(const RegionId to, reader->register_region(target));
+  PEGA_TRY_LET(const Fabric::PeerId peer, reader->connect(owner->describe()));
+  double best = 0;
+  for (std::size_t ticket = 0; ticket < outcomes.size(); ++ticket) {
+    const TimePoint begin = clock.now();
+    Fabric::Batch batch{.ticket = ticket, .peer = peer, .deadline = begin + patience, .chunks = {}};
+    for (std::size_t at = 0; at < kRateBytes; at += kRatePiece) {
+      batch.chunks.push_back({.remote_region = from,
+                              .remote_offset = at,
+                              .local_region = to,
+                              .local_offset = at,
+                              .size_bytes = kRatePiece});
+    }
+    PEGA_TRY(reader->read(std::move(batch)));
+    const Fabric::Completion done = outcomes.at(ticket).take();
+    const double seconds = std::chrono::duration<double>(clock.now() - begin).count();
+    for (const std::optional<Errc>& chunk : done.chunks) {
+      if (chunk) return fail(*chunk, "a test read of {} bytes failed: {}", kRateBytes, done.detail);
+    }
+    if (ticket != 0) best = std::max(best, static_cast<double>(kRateBytes) / seconds);
+  }
+  return best;
 }
 
 }  // namespace pegaflow::network

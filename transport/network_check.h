@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A test of a card at the start: does it read what was written?
+/// Tests of cards at the start: do they read what was written, and how fast?
 
 #include <cstddef>
 #include <functional>
@@ -33,5 +33,16 @@ inline constexpr std::size_t kTestBytes = std::size_t{1} << 20;
 Result<void> check_reads(
     const std::function<Result<std::unique_ptr<Fabric>>(Fabric::CompletionSink)>& make,
     const TestMemory& source, const TestMemory& target, const Clock& clock, Duration patience);
+
+/// The bytes of one read of read_rate().
+inline constexpr std::size_t kRateBytes = std::size_t{8} << 20;
+
+/// How many bytes a second are read from `source` into `target`, both of kRateBytes, in pieces as
+/// of blocks: the better one of two reads, behind one that is not measured. `make` as above, for
+/// all cards that will be used. Errors: those of `make` and of Fabric::register_region(), and the
+/// code of a chunk that fails.
+Result<double> read_rate(
+    const std::function<Result<std::unique_ptr<Fabric>>(Fabric::CompletionSink)>& make,
+    const Memory& source, const Memory& target, const Clock& clock, Duration patience);
 
 }  // namespace pegaflow::network

@@ -378,6 +378,7 @@ Result<Registration> read_registration(wire::Registration::Reader reader) {
                 registration.cells, registration.kinds.size());
   }
   registration.reads_pools = reader.getReadsPools();
+  registration.reads_pools_slowly = reader.getReadsPoolsSlowly();
   const bool has_fabric = reader.hasDirect() && reader.getDirect().hasFabric();
   if (registration.reads_pools && !has_fabric) {
     return fail(Errc::kInvalidArgument, "reads of pools of other nodes without a fabric");
@@ -410,6 +411,7 @@ void write_registration(const Registration& registration, wire::Registration::Bu
   }
   if (registration.direct) write_memory(*registration.direct, builder.initDirect());
   builder.setReadsPools(registration.reads_pools);
+  builder.setReadsPoolsSlowly(registration.reads_pools_slowly);
   if (registration.kinds.empty()) return;
   auto kinds = builder.initKinds(static_cast<unsigned>(registration.kinds.size()));
   for (unsigned i = 0; i < kinds.size(); ++i) {

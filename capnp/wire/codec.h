@@ -189,6 +189,7 @@ struct Registration {
   std::optional<OfferedMemory> direct{};  ///< None: no engine reads its memory directly.
   /// Whether it reads blocks out of the pools of other nodes, through the fabric of `direct`.
   bool reads_pools = false;
+  bool reads_pools_slowly = false;  ///< Slower than into ordinary memory.
 };
 /// Errors: kInvalidArgument for an instance's id, a list of factors or of kinds beyond the limits
 /// above, a kind whose rule this build does not know, a rank that is not below `ranks`, a shard

@@ -28,8 +28,9 @@ class Pools {
   /// a deadline.
   static constexpr std::chrono::seconds kPause{30};
 
-  /// `device` outlives it. `layout`: that of the device's blocks.
-  Pools(Device& device, const PageLayout& layout) : device_(device), layout_(layout) {}
+  /// `device` and `clock` outlive it. `layout`: that of the device's blocks.
+  Pools(Device& device, const PageLayout& layout, const Clock& clock)
+      : device_(device), layout_(layout), clock_(clock) {}
   /// Calls clear().
   ~Pools() { clear(); }
   Pools(const Pools&) = delete;
@@ -65,7 +66,7 @@ class Pools {
 
   Device& device_;
   const PageLayout layout_;
-  const SteadyClock clock_{};
+  const Clock& clock_;
   std::vector<Pool> pools_;  ///< The one that was read last is the last one.
   std::uint64_t last_peer_ = 0;
 };

@@ -180,6 +180,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
   // No checksum is compared of what a network card reads.
   sent.reads_pools = sent.direct && sent.direct->network && link_.server_has(kFeaturePools) &&
                      state_.options.verify == PageVerification::kOff;
+  sent.reads_pools_slowly = !state_.options.is_network_fast;
   state_.reads_pools = sent.reads_pools;
   write_registration(sent, request);
   if (sent.direct) {

@@ -54,7 +54,7 @@ struct MoverState {
         finished(chosen.max_jobs),
         guards(std::move(its_guards)),
         sources(its_device),
-        pools(its_device, kinds.layouts().front()) {}
+        pools(its_device, kinds.layouts().front(), clock) {}
 
   const MoverOptions options;
   const KindTable kinds;

@@ -283,7 +283,8 @@ class Mover:
     followed by equally many of each other one. 0: only engines of the same size have its shard.
     ``direct_group``: engines of this host that name the same group read each other's blocks while
     they are saved; "": none does. Not together with ``cells``. ``direct_nics``: RDMA cards over
-    which engines of other hosts do so, too, ["auto"] for all; without one that can be used a
+    which engines of other hosts do so, too, and this one reads the pools of other nodes, ["auto"]
+    for all; without one that can be used a
     warning is logged. ``ucx_library``: the file of libucp for it, "" for the installed one.
     """
 

@@ -380,9 +380,13 @@ class CacheService {
   /// The frame's fetch failed; see BlockStore::give_up and quiesced.
   void give_up(engine::FrameIndex frame);
   void quiesce_fetch(engine::FrameIndex frame);
-  /// The backend of the network through which all workers of the caller's engine read the pools of
-  /// other nodes; empty: not all of them do.
-  [[nodiscard]] std::string pool_backend(const Id128& connection);
+  /// How all workers of the caller's engine read the pools of other nodes.
+  struct PoolAccess {
+    std::string backend;            ///< That of their network; empty: not all of them do.
+    std::uint64_t piece_bytes = 0;  ///< The mean size of a page's segments in their memory.
+    bool is_slow = false;           ///< One of them reads slower than into ordinary memory.
+  };
+  [[nodiscard]] PoolAccess pool_access(const Id128& connection);
   /// A worker as a reader of the pools of other nodes.
   struct PoolReader {
     engine::SpaceId generation{};  ///< The present one of its namespace.

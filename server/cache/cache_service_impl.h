@@ -26,6 +26,8 @@ struct CacheService::Rank {
   /// The backend of the network through which it reads the pools of other nodes; empty: it does
   /// not.
   std::string pool_backend;
+  bool reads_pools_slowly = false;
+  std::uint64_t segments = 1;  ///< Count of the pieces of a page in its memory, if it does.
 };
 
 /// One engine core. Exists while a connection, open or detached, belongs to it.

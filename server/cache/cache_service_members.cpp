@@ -449,9 +449,12 @@ void CacheService::add_rank(Client& caller, const Registration& registration,
           .page_bytes = pages.bytes,
           .block_count = registration.block_count,
           .numa_node = registration.node,
-          .pool_backend = registration.reads_pools && registration.direct->network
-                              ? registration.direct->network->fabric.backend
-                              : std::string()};
+          .pool_backend = {}};
+  if (registration.reads_pools && registration.direct->network) {
+    rank.pool_backend = registration.direct->network->fabric.backend;
+    rank.reads_pools_slowly = registration.reads_pools_slowly;
+    rank.segments = std::max<std::uint64_t>(1, registration.direct->segments.size());
+  }
   store_->set_shard(*caller.holder, instance.writer_of(registration.shard), instance.writers());
   ++instance.connected;
   kLog.info("registered instance={} rank={} of={} process={} namespace={} page={}", instance.id,

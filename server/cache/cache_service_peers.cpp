@@ -1,6 +1,7 @@
 // The calls of CacheService from and for other nodes.
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -270,14 +271,18 @@ std::uint64_t CacheService::page_bytes(const Id128& connection, const Id128& tok
   return kind ? (*caller)->instance->ranks[(*caller)->rank].page_bytes[*kind] : 0;
 }
 
-std::string CacheService::pool_backend(const Id128& connection) {
+CacheService::PoolAccess CacheService::pool_access(const Id128& connection) {
   const auto caller = member(connection);
   if (!caller || !serves(*(*caller)->instance)) return {};
   const std::vector<Rank>& ranks = (*caller)->instance->ranks;
-  const std::string& first = ranks.front().pool_backend;
-  const bool agree =
-      std::ranges::all_of(ranks, [&](const Rank& rank) { return rank.pool_backend == first; });
-  return agree ? first : std::string();
+  PoolAccess access{.backend = ranks.front().pool_backend,
+                    .piece_bytes = std::numeric_limits<std::uint64_t>::max()};
+  for (const Rank& rank : ranks) {
+    if (rank.pool_backend != access.backend) return {};
+    access.piece_bytes = std::min(access.piece_bytes, rank.page_bytes.front() / rank.segments);
+    access.is_slow = access.is_slow || rank.reads_pools_slowly;
+  }
+  return access;
 }
 
 Result<CacheService::PoolReader> CacheService::pool_reader(const Id128& connection) {

@@ -31,21 +31,20 @@ PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId gene
                                     const cluster::Source::Located& located, std::size_t wanted) {
   const std::span<const BlockKey> asked = keys.first(std::min(wanted, keys.size()));
   const Choice into_pool{.past_pool = false, .blocks = wanted};
-  if (use_ == Use::kOff || claims_.size() >= kMostClaims ||
-      service_.pool_backend(scheduler).empty())
-    return into_pool;
+  if (use_ == Use::kOff || claims_.size() >= kMostClaims) return into_pool;
+  const CacheService::PoolAccess access = service_.pool_access(scheduler);
+  if (access.backend.empty()) return into_pool;
   if (use_ == Use::kForce) return {.past_pool = true, .blocks = wanted};
   // A part of what was located is a probe, which measures the owner's rate.
   const bool is_probe = !located.is_known() || wanted < located.blocks;
+  if (is_probe || access.is_slow || access.piece_bytes < kLeastPiece) return into_pool;
   const std::size_t again = recent_.leading(generation, asked, true);
-  const bool is_first = again == 0;
-  if (is_probe) return into_pool;
-  if (!is_first) return {.past_pool = false, .blocks = again};
+  if (again != 0) return {.past_pool = false, .blocks = again};
   return {.past_pool = true, .blocks = recent_.leading(generation, asked, false)};
 }
 
 bool PoolReads::add(Part part) {
-  const auto place = source_->in_pool(part.lease, service_.pool_backend(part.scheduler));
+  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
   if (!place || place->pages.size() != part.lease->blocks * part.request->shards() ||
       is_paused(part.scheduler, place->node)) {
     return false;
@@ -79,7 +78,7 @@ void PoolReads::skip(const Id128& token) {
     skipped_ += each->blocks();
     if (each->was_unconfirmed) continue;
     const auto place =
-        source_->in_pool(each->part.lease, service_.pool_backend(each->part.scheduler));
+        source_->in_pool(each->part.lease, service_.pool_access(each->part.scheduler).backend);
     if (place) paused_[{each->part.scheduler, place->node}] = now + kPause;
   }
 }
@@ -119,7 +118,7 @@ Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection
     return fail(Errc::kInvalidArgument,
                 "the claim is on blocks of another namespace or generation");
   }
-  const auto place = source_->in_pool(part.lease, service_.pool_backend(part.scheduler));
+  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
   if (!place) return std::optional<Opened>();
   const std::size_t at = first - part.first;
   const std::uint64_t fit = kReadBytes / std::max<std::uint64_t>(1, reader.page_bytes);

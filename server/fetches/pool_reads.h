@@ -39,13 +39,17 @@ class PoolReads {
  public:
   enum class Use : std::uint8_t {
     kOff,
-    kAuto,   ///< Blocks that were not asked for lately, of an owner whose rate is known.
+    kAuto,   ///< Blocks that were not asked for lately, in pieces that are worth a request each,
+             ///< of an owner whose rate is known.
     kForce,  ///< All blocks.
   };
   /// Limit of the claims with such blocks.
   static constexpr std::size_t kMostClaims = 4096;
   /// An engine that could not read a node's pool does not read it again before this has passed.
   static constexpr std::chrono::seconds kPause{30};
+  /// With kAuto: the least mean size of the pieces in which a worker reads a page. The server reads
+  /// it as a whole.
+  static constexpr std::uint64_t kLeastPiece = std::uint64_t{32} << 10;
   /// The bytes of one read of a worker. More blocks are opened by a further call.
   static constexpr std::uint64_t kReadBytes = std::uint64_t{256} << 20;
 

@@ -22,11 +22,12 @@ constexpr std::size_t kPage = FarWorker::kPage;
 /// A node that has blocks, with an engine that saves them, and one whose engine loads them.
 struct Pools {
   explicit Pools(const std::string& direct_pool = "force", const std::string& pool_size = "64mb",
-                 const std::string& group = "pools", Mover::Options mover = patient_mover())
+                 const std::string& group = "pools", Mover::Options mover = patient_mover(),
+                 std::size_t piece_bytes = kPage / 2)
       : owner(node_options(at[0], at, {}, pool_size)),
         here(node_options(at[1], at, {"--direct-pool", direct_pool}, pool_size)),
-        writer(owner.socket(), "writer", group),
-        reader(here.socket(), "reader", group, true, with_patience(std::move(mover))) {
+        writer(owner.socket(), "writer", group, true, patient_mover(), piece_bytes),
+        reader(here.socket(), "reader", group, true, with_patience(std::move(mover)), piece_bytes) {
     REQUIRE(sees(here, at[0]));
     REQUIRE(sees(owner, at[1]));
   }
@@ -100,20 +101,21 @@ TEST_SUITE("reads of other nodes' pools") {
   }
 
   TEST_CASE("blocks that a second engine wants come into the pool, and stay there") {
-    Pools f("auto");
+    constexpr std::size_t kPiece = std::size_t{32} << 10;
+    Pools f("auto", "64mb", "pools", patient_mover(), kPiece);
     f.save(numbers_from(1, 8));
     CHECK(f.load(f.reader, numbers_from(1, 8)).direct_bytes == 0);  // Measures the rate.
     const Numbers numbers = numbers_from(100, 20);
     f.save(numbers);
-    CHECK(f.load(f.reader, numbers).direct_bytes == 20 * kPage);
+    CHECK(f.load(f.reader, numbers).direct_bytes == 20 * 2 * kPiece);
 
     FarWorker second(f.here.socket(), "second", "pools", true,
-                     Pools::with_patience(patient_mover()));
+                     Pools::with_patience(patient_mover()), kPiece);
     CHECK(f.load(second, numbers).direct_bytes == 0);
 
-    CHECK(f.here.metric("pegaflow_fetch_bytes_total") == 28 * kPage);
+    CHECK(f.here.metric("pegaflow_fetch_bytes_total") == 28 * 2 * kPiece);
     CHECK(f.load(f.reader, numbers).direct_bytes == 0);
-    CHECK(f.here.metric("pegaflow_fetch_bytes_total") == 28 * kPage);
+    CHECK(f.here.metric("pegaflow_fetch_bytes_total") == 28 * 2 * kPiece);
     f.check_nothing_is_left();
   }
 

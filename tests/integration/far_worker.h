@@ -70,8 +70,9 @@ struct FarWorker {
   static constexpr std::size_t kPage = 2 * 8 * 1024;
 
   FarWorker(const std::string& socket, const std::string& name, const std::string& group = "pd",
-            bool has_network = true, Mover::Options mover = patient_mover())
-      : memory(engine_memory(2, kPage / 2, kBlocks)) {
+            bool has_network = true, Mover::Options mover = patient_mover(),
+            std::size_t piece_bytes = kPage / 2)
+      : memory(engine_memory(2, piece_bytes, kBlocks)) {
     mover.direct_group = group;
     TestEngine::Options options;
     options.socket = socket;

@@ -101,25 +101,14 @@ def test_answers_continue_from_blocks_of_both_pools(nodes, prompt):
         check_nothing_left(nodes)
 
 
-def test_by_default_a_prompt_that_two_requests_want_is_kept_at_both_nodes(short_path, prompt):
-    with (
-        joined(short_path / "pool-auto", "auto") as nodes,
-        both_engines(nodes) as (p, d),
-    ):
-        for number in range(3):
+def test_by_default_a_model_with_small_pieces_is_read_through_the_pool(short_path, prompt):
+    with joined(short_path / "pool-auto", "auto") as nodes, both_engines(nodes) as (p, d):
+        for number in range(2):  # The first fetch measures the rate of the other node.
             tokens = prompt(288)
             p.ask(f"first-{number}", tokens, 2)
             p.run()
-            before = nodes.fetched(), d.stats["direct_bytes"]
             d.ask(f"x-{number}", tokens, 5).check()
-            d.reset_local()
-            fetched = nodes.fetched() - before[0]
-            direct = d.stats["direct_bytes"] - before[1]
-            # The first fetch measures the rate of the other node.
-            assert (fetched > 0, direct > 0) == ((True, False) if number == 0 else (False, True))
-            d.ask(f"again-{number}", tokens, 5).check()
-            d.reset_local()
-            assert nodes.fetched() - before[0] == max(fetched, direct)
+        assert d.stats["direct_bytes"] == 0 < d.stats["loaded_bytes"] == nodes.fetched()
         check_nothing_left(nodes)
 
 

@@ -408,6 +408,30 @@ TEST_SUITE("codec") {
     CHECK(read_back().error().code == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("only a worker with a fabric reads the pools of other nodes") {
+    Registration sent{.instance = "engine", .page_bytes = 8};
+    sent.direct =
+        OfferedMemory{.group = "pd", .blocks = 1, .segments = {{.bytes = 8}}, .guards = 1};
+    sent.reads_pools = true;
+    const auto read_back = [&] {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::Registration>();
+      write_registration(sent, builder);
+      return read_registration(builder);
+    };
+    CHECK(read_back().error().detail == "reads of pools of other nodes without a fabric");
+    sent.direct->network.emplace().fabric.regions = {{.region = RegionId{0}, .size_bytes = 64}};
+    CHECK(read_back().value().reads_pools);
+    CHECK_FALSE(read_back().value().reads_pools_slowly);
+    sent.reads_pools_slowly = true;
+    CHECK(read_back().value().reads_pools_slowly);
+    sent.reads_pools = false;
+    CHECK_FALSE(read_back().value().reads_pools);
+    sent.direct.reset();
+    sent.reads_pools = true;
+    CHECK(read_back().error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("memory with a network has a part for this node and one for others") {
     OfferedMemory memory{
         .group = "pd",

@@ -16,10 +16,12 @@
 
 #include "base/os/unique_fd.h"
 #include "client/direct/guards.h"
+#include "client/direct/pools.h"
 #include "client/direct/sources.h"
 #include "client/mover.h"
 #include "tests/support/engine_memory.h"
 #include "tests/support/slow_device.h"
+#include "transport/pool_peer.h"
 
 namespace pegaflow::testing {
 namespace {
@@ -156,6 +158,92 @@ class FarDevice final : public Device {
 
   std::set<std::uint64_t> peers;
 };
+
+/// A pool of 8 pages of 12 KiB, two of which overlap in each multiple of 4 KiB.
+FabricDescriptor pool_of(std::uint64_t bytes = 96 << 10) {
+  return {.backend = "tcp",
+          .incarnation = {1, 1},
+          .address = {},
+          .regions = {{.region = RegionId{5}, .size_bytes = bytes}}};
+}
+
+struct PoolReader {
+  EngineMemory memory = engine_memory(3, 4096, 8);
+  FarDevice device;
+  ManualClock clock;
+  Pools pools{device, memory.layout(), clock};
+};
+
+TEST_SUITE("pools of other nodes") {
+  TEST_CASE("a pool is a peer with a page at each multiple of 4 KiB") {
+    const EngineMemory memory = engine_memory(3, 4096, 8);
+    const PeerMemory peer = pool_as_peer(memory.layout(), pool_of()).value();
+    CHECK(peer.block_count == 22);
+    REQUIRE(peer.segments.size() == 3);
+    CHECK(peer.segments[2].block_stride_bytes == 4096);
+    CHECK(peer.network->segments[2].offset == 8192);
+    CHECK(peer.network->segments[2].region == RegionId{5});
+    CHECK_FALSE(peer.network->guards);
+    CHECK(pool_as_peer(memory.layout(), pool_of(12288)).value().block_count == 1);
+    CHECK(pool_as_peer(memory.layout(), pool_of(12287)).error().code == Errc::kInvalidArgument);
+    FabricDescriptor none = pool_of();
+    none.regions.clear();
+    CHECK(pool_as_peer(memory.layout(), none).error().code == Errc::kInvalidArgument);
+  }
+
+  TEST_CASE("a pool is connected once, and a page beyond it is not read") {
+    PoolReader f;
+    CHECK(f.pools.begin(3, kThree).error().code == Errc::kGone);
+    REQUIRE(f.pools.add(3, pool_of()));
+    REQUIRE(f.pools.add(3, pool_of()));
+    CHECK(f.device.peers.size() == 1);
+    CHECK(f.pools.known() == std::vector<std::uint64_t>{3});
+    const std::uint64_t peer = f.pools.begin(3, kThree).value();
+    CHECK(f.device.peers.contains(peer));
+    f.pools.end(3, std::nullopt);
+    CHECK(f.pools.begin(3, std::vector<std::uint32_t>{21}));
+    f.pools.end(3, std::nullopt);
+    CHECK(f.pools.begin(3, std::vector<std::uint32_t>{22}).error().code == Errc::kInternal);
+    f.pools.clear();
+    CHECK(f.device.peers.empty());
+  }
+
+  TEST_CASE("a pool that could not be read is not read for a while, and then connected again") {
+    PoolReader f;
+    REQUIRE(f.pools.add(3, pool_of()));
+    const std::uint64_t peer = f.pools.begin(3, kThree).value();
+    REQUIRE(f.pools.begin(3, kThree));
+    f.pools.end(3, Error{Errc::kCancelled, "the load was cancelled"});
+    REQUIRE(f.pools.begin(3, kThree));
+    f.pools.end(3, Error{Errc::kTimeout, "planted"});
+    CHECK(f.pools.begin(3, kThree).error().code == Errc::kRefused);
+    f.clock.advance(Pools::kPause);
+    // One read has not ended.
+    CHECK(f.pools.known() == std::vector<std::uint64_t>{3});
+    CHECK(f.pools.begin(3, kThree).error().code == Errc::kRefused);
+    f.pools.end(3, std::nullopt);
+    CHECK(f.pools.known().empty());
+    CHECK(f.device.peers.empty());
+    REQUIRE(f.pools.add(3, pool_of()));
+    CHECK(f.pools.begin(3, kThree).value() != peer);
+    f.pools.end(3, std::nullopt);
+  }
+
+  TEST_CASE("beyond the limit the pool that was not read for the longest time is forgotten") {
+    PoolReader f;
+    for (std::uint64_t pool = 1; pool <= Pools::kMost; ++pool)
+      REQUIRE(f.pools.add(pool, pool_of()));
+    REQUIRE(f.pools.begin(1, kThree));
+    REQUIRE(f.pools.begin(2, kThree));
+    f.pools.end(2, std::nullopt);
+    REQUIRE(f.pools.add(1000, pool_of()));
+    CHECK(f.device.peers.size() == Pools::kMost);
+    CHECK(f.pools.begin(3, kThree).error().code == Errc::kGone);
+    CHECK(f.pools.begin(2, kThree));
+    f.pools.end(1, std::nullopt);
+    f.pools.end(2, std::nullopt);
+  }
+}
 
 TEST_SUITE("engines of other hosts whose memory is read") {
   TEST_CASE("blocks count as far as their guards had their values behind them") {

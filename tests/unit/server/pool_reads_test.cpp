@@ -14,20 +14,23 @@ namespace {
 
 using Use = server::PoolReads::Use;
 
+constexpr std::uint64_t kLarge = server::PoolReads::kLeastPiece;
+
 /// A worker with a network of that backend.
-Registration pool_worker(const std::string& backend = "ucx") {
+Registration pool_worker(const std::string& backend = "ucx", std::size_t segments = 1) {
   Registration worker;
   worker.reads_pools = true;
   OfferedMemory& memory = worker.direct.emplace();
   memory.group = "group";
   memory.blocks = 64;
+  memory.segments.resize(segments);
   memory.network.emplace().fabric.backend = backend;
   return worker;
 }
 
 struct PoolFixture : Fixture {
   explicit PoolFixture(Use use = Use::kForce, Registration worker = pool_worker())
-      : Fixture(256, {.batch_bytes = kPage, .batches_per_owner = 2}, kPage, {.direct_pool = use},
+      : Fixture(256, {.batch_bytes = kPage, .batches_per_owner = 2}, kLarge, {.direct_pool = use},
                 std::move(worker)) {
     peers.lenders[0].described = {.backend = "ucx",
                                   .incarnation = {4, 4},
@@ -86,8 +89,8 @@ TEST_SUITE("pools of other nodes") {
 
     CHECK(f.fabric.batches.empty());
     CHECK(f.fetches->stats().pool_blocks == 6);
-    CHECK(f.fetches->stats().pool_bytes == 6 * kPage);
-    CHECK(f.service->stats().load_bytes == 6 * kPage);
+    CHECK(f.fetches->stats().pool_bytes == 6 * kLarge);
+    CHECK(f.service->stats().load_bytes == 6 * kLarge);
     CHECK(f.fetches->stats().pool_claims == 0);
     CHECK(f.fetches->stats().pool_reads == 0);
     f.check_rest();
@@ -194,6 +197,26 @@ TEST_SUITE("pools of other nodes") {
     REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
     f.unclaim(kTwo);
     f.check_rest();
+  }
+
+  TEST_CASE("small pieces, and cards that are slow with a GPU, are not used unless it is forced") {
+    Registration worker;
+    SUBCASE("pieces") { worker = pool_worker("ucx", 2); }
+    SUBCASE("cards") {
+      worker = pool_worker();
+      worker.reads_pools_slowly = true;
+    }
+    for (const Use use : {Use::kAuto, Use::kForce}) {
+      PoolFixture f(use, worker);
+      if (use == Use::kAuto) f.measure();
+      REQUIRE(f.claim(kOne, keys(1, 2)) == 2);
+      CHECK(f.fetches->stats().pool_claims == (use == Use::kForce ? 1 : 0));
+      if (use == Use::kAuto) {
+        for (int i = 0; i < 2; ++i) f.complete();
+      }
+      f.unclaim(kOne);
+      f.check_rest();
+    }
   }
 
   TEST_CASE("an owner whose rate is not known is read into the pool first") {

@@ -145,5 +145,31 @@ TEST_SUITE("check_reads") {
   }
 }
 
+TEST_SUITE("read_rate") {
+  Result<double> rate_of(Fault fault, std::vector<std::byte> & target) {
+    static const SteadyClock clock;
+    std::vector<std::byte> source(network::kRateBytes, std::byte{7});
+    target.assign(network::kRateBytes, std::byte{0});
+    const auto make = [&](Fabric::CompletionSink sink) -> Result<std::unique_ptr<Fabric>> {
+      PEGA_TRY_LET(auto fabric, TcpFabric::create({}, clock, std::move(sink)));
+      return std::make_unique<FaultyFabric>(std::move(fabric), fault);
+    };
+    return network::read_rate(make, std::span(source), std::span(target), clock, kHang);
+  }
+
+  TEST_CASE("a rate is that of reads of all bytes") {
+    std::vector<std::byte> target;
+    CHECK(rate_of(Fault::kNone, target).value() > 0);
+    CHECK(std::ranges::count(target, std::byte{7}) ==
+          static_cast<std::ptrdiff_t>(network::kRateBytes));
+  }
+
+  TEST_CASE("a card that does not read has no rate") {
+    std::vector<std::byte> target;
+    CHECK(rate_of(Fault::kRefusesReads, target).error().code == Errc::kGone);
+    CHECK(rate_of(Fault::kRefusesMemory, target).error().code == Errc::kRefused);
+  }
+}
+
 }  // namespace
 }  // namespace pegaflow::testing

@@ -132,6 +132,35 @@ TEST_CASE_TEMPLATE_DEFINE("a network device", Backend, network_conformance) {
     for (std::size_t i = 0; i < places.size(); ++i) CHECK(done.guards[i] == 1'000'000 + places[i]);
   }
 
+  SUBCASE("reads pages out of a pool without guards") {
+    NetworkEngine reader(&Backend::make, four_segments(1024, 8));
+    constexpr std::size_t kPages = 16;
+    TwiceMapped pool(kPages * kSlotAlignment);
+    auto owner = Backend::make([](Fabric::Completion&&) {}).value();
+    const RegionId region = owner->register_region(pool.memory.bytes()).value();
+    REQUIRE(owner->lend(region, TimePoint::max()));
+    for (std::size_t page = 0; page < kPages; ++page) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        harness::write_pattern(pool.alias.bytes().subspan(page * kSlotAlignment + i * 1024, 1024),
+                               harness::pattern_seed(50 + page, i));
+      }
+    }
+    const PeerMemory peer = pool_as_peer(reader.layout, owner->describe()).value();
+    CHECK(peer.block_count == kPages);
+    REQUIRE(reader.device->add_peer(kOtherHost, peer));
+    REQUIRE(reader.device->submit(load(1, {{0, 15}, {1, 0}, {7, 7}})));
+    const Device::Completion done = reader.completions.wait_for(1)[0];
+    CHECK_FALSE(done.error);
+    CHECK(done.copied == 3);
+    CHECK(done.guards.empty());
+    CHECK(reader.holds(0, 50 + 15));
+    CHECK(reader.holds(1, 50));
+    CHECK(reader.holds(7, 50 + 7));
+    CHECK(reader.device->submit(load(2, {{0, 16}})).error().code == Errc::kInvalidArgument);
+    CHECK(reader.device->submit(load(3, {{0, 1}}, {0})).error().code == Errc::kInvalidArgument);
+    reader.device.reset();
+  }
+
   SUBCASE("completes batches without pages, with their guards") {
     NetworkEngine owner(&Backend::make, four_segments(512, 8));
     NetworkEngine reader(&Backend::make, four_segments(512, 8));

@@ -26,6 +26,7 @@
 #include "tests/unit/transport/completions.h"
 #include "transport/host/host_device.h"
 #include "transport/network_device.h"
+#include "transport/pool_peer.h"
 
 namespace pegaflow::testing {
 
