@@ -31,6 +31,8 @@ ARMS = {"past": "force", "through": "off"}
 #: A busy machine must not turn a hit into a miss.
 PATIENT = ("--peer-deadline", "1s", "--fetch-deadline", "8s")
 WARM_UP = 2
+#: Here both ways cost the same copies; see docs/benchmarks.md.
+TARGET = 1.25
 
 
 def cpu_seconds(pid: int) -> float:
@@ -84,7 +86,7 @@ def figure(
         unit="ms",
         bound=statistics.median(through) * 1e3,
         bound_name="through the pool",
-        target=1.0,
+        target=TARGET,
         n=len(past),
         spread=f"{low:.1f} to {high:.1f} ms",
     )

@@ -263,9 +263,9 @@ OPTIONS = (
         "direct_nics",
         "",
         "RDMA cards over which engines of other hosts in the same group read blocks out of this "
-        "engine's memory, and it out of theirs and of the pools of other nodes: `auto`, or names as "
-        "`mlx5_0:1,mlx5_1`. On a GPU this needs cards that read it, and a UCX with CUDA support. "
-        "Empty: blocks between hosts go through the pools of both nodes.",
+        "engine's memory, and it out of theirs and of the pools of other nodes: `auto`, or names "
+        "as `mlx5_0:1,mlx5_1`. On a GPU this needs cards that read it, and a UCX with CUDA "
+        "support. Empty: blocks between hosts go through the pools of both nodes.",
         bounds=(0, 1024),
     ),
     Option(
