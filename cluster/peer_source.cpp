@@ -238,17 +238,18 @@ std::optional<Source::InPool> PeerSource::in_pool(const SharedLease& lease,
   const Lender& peer = *granted.peer;
   // Another life has another fabric, and pending blocks have no place yet.
   if (granted.staged != nullptr || !peer.is_ready() || peer.life() != granted.life) return {};
+  if (boot_.now() >= granted.end - kLeaseMargin) return {};
   const FabricDescriptor* const fabric = peer.fabric();
   if (fabric == nullptr || fabric->backend != backend) return {};
   return InPool{.node = peer.node(), .fabric = fabric, .pages = granted.pages};
 }
 
-kj::Promise<bool> PeerSource::confirm_reads(const SharedLease& lease) {
+kj::Promise<bool> PeerSource::confirm_reads(const SharedLease& lease, Duration patience) {
   const OneLease granted = std::static_pointer_cast<PeerLease>(lease);
   const bool may_ask = granted->peer->is_ready() && granted->peer->can_release(granted->life);
   if (!may_ask || boot_.now() >= granted->end) return false;
   ++granted->users;
-  return granted->peer->confirm(granted->number, kConfirmPatience)
+  return granted->peer->confirm(granted->number, patience)
       .then([this, granted](Result<bool>&& held) {
         let_go(*granted);
         return held.value_or(false);

@@ -95,7 +95,7 @@ class PeerSource final : public Source, private kj::TaskSet::ErrorHandler {
   void end(const SharedLease& lease) override;
   [[nodiscard]] std::optional<InPool> in_pool(const SharedLease& lease,
                                               std::string_view backend) const override;
-  kj::Promise<bool> confirm_reads(const SharedLease& lease) override;
+  kj::Promise<bool> confirm_reads(const SharedLease& lease, Duration patience) override;
 
   /// Handles a completion of a batch, on any lane.
   void completed(const Fabric::Completion& completion);

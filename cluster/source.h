@@ -214,7 +214,8 @@ class Source {
   virtual void end(const SharedLease& lease) = 0;
 
   /// Where the blocks of the lease are, if all of them are in the pool of another node, which is
-  /// read over a fabric of this backend. The result is valid in this event-loop iteration.
+  /// read over a fabric of this backend, and the lease has not ended. The result is valid in this
+  /// event-loop iteration.
   [[nodiscard]] virtual std::optional<InPool> in_pool(const SharedLease& lease,
                                                       std::string_view backend) const {
     static_cast<void>(lease);
@@ -222,9 +223,10 @@ class Source {
     return std::nullopt;
   }
   /// Whether the owner has kept the blocks in place until now, for blocks that in_pool() has found.
-  /// Not after end().
-  virtual kj::Promise<bool> confirm_reads(const SharedLease& lease) {
+  /// Not after end(). False as well if it has not answered within `patience`.
+  virtual kj::Promise<bool> confirm_reads(const SharedLease& lease, Duration patience) {
     static_cast<void>(lease);
+    static_cast<void>(patience);
     return false;
   }
 

@@ -22,6 +22,9 @@ constexpr Duration kCutAfter = std::chrono::milliseconds(20);
 /// calls, with all of its keys.
 constexpr std::size_t kKeysPerQuestion = 256;
 
+/// The time in which the server waits for another node to confirm a lease.
+constexpr Duration kConfirmTime = std::chrono::seconds(1);
+
 /// The pause after a server had too many waiting calls.
 constexpr Duration kBusyPause = std::chrono::milliseconds(100);
 
@@ -186,7 +189,8 @@ void Loads::on_pages(const PartId& id, const Opened& opened) {
   const std::size_t left = part.count - part.done;
   const bool fits =
       !opened.pages.empty() && opened.slots.empty() && opened.pages.size() + opened.coming == left;
-  if (!fits || !state_.reads_pools) return drop(id, bad_slots(opened.pages.size(), left));
+  const bool asked = state_.reads_pools && !state_.loads.at(id.ticket).pool_only;
+  if (!fits || !asked) return drop(id, bad_slots(opened.pages.size(), left));
   if (opened.fabric) {
     if (Result<void> added = state_.pools.add(opened.pool, *opened.fabric); !added) {
       return skip_pool(id, added.error());
@@ -209,7 +213,9 @@ void Loads::on_pages(const PartId& id, const Opened& opened) {
 void Loads::skip_pool(const PartId& id, const Error& why) {
   kLog.debug("blocks are fetched through the pool of this node error=\"{}\"", to_string(why));
   state_.loads.at(id.ticket).pool_only = true;
-  cleanup_.release(part_of(id).pin);
+  LoadPart& part = part_of(id);
+  cleanup_.release(part.pin);
+  part.coming_until.reset();  // The wait for these blocks begins now.
   go_on(id);
 }
 
@@ -223,7 +229,7 @@ void Loads::confirm(const PartId& id) {
   auto request = link_.session().confirmRequest();
   request.setPin(part.pin);
   tasks_.add(link_
-                 .call(kj::mv(request), state_.options.link.open_deadline, "confirm",
+                 .call(kj::mv(request), state_.options.link.open_deadline + kConfirmTime, "confirm",
                        [](auto& answer) -> Result<bool> {
                          if (answer.hasError()) {
                            return tl::unexpected<Error>(read_error(answer.getError()));
@@ -251,6 +257,7 @@ void Loads::on_confirmed(const PartId& id, const Result<bool>& held) {
   if (part.done == part.count) return end_part(id, std::nullopt);
   if (good != part.copies.pages()) {
     job.pool_only = true;
+    part.coming_until.reset();  // The wait for the others begins now.
     kLog.debug("read {} of {} pages of another node's pool pool={} error=\"{}\"", good,
                part.copies.pages(), pool,
                part.copies.error() ? to_string(*part.copies.error())

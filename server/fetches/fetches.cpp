@@ -104,6 +104,7 @@ kj::Maybe<kj::Promise<Fetches::Extension>> Fetches::extend(
         });
       })
       .then([this, plan, ready]() {
+        add_pending(*plan);
         extending_.erase(plan->token);
         return Extension{.blocks = plan->claimed - ready, .arrival = plan->arrival};
       });
@@ -151,43 +152,84 @@ std::size_t Fetches::worth_fetching(Plan& plan, const cluster::Source::Located& 
 
 /// Returns the number of the owner's blocks to lease, and sets how they are read.
 std::size_t Fetches::choose(Plan& plan, const cluster::Source::Located& located) {
+  plan.past_pool = false;
   const std::size_t worth = worth_fetching(plan, located);
   if (worth == 0 || plan.prefetched || plan.through_pool) return worth;
   const auto choice = pools_.choose(plan.connection, plan.generation,
                                     std::span(plan.keys).subspan(plan.claimed), located, worth);
-  // The pool's part of a claim has no gaps.
-  if (plan.has_pool_part && !choice.past_pool) return 0;
-  plan.past_pool = choice.past_pool;
+  const bool is_of_another = !plan.pending.empty() && plan.pending.front().rate != located.rate;
+  plan.past_pool = choice.past_pool && !is_of_another;
   plan.rate = located.rate;
   return choice.blocks;
 }
 
 /// Has the leased blocks read, by the workers or into the pool.
 kj::Promise<void> Fetches::use(const OnePlan& plan, const SharedLease& lease) {
-  const bool is_wanted = extending_.contains(plan->token);
-  if (is_wanted && std::exchange(plan->past_pool, false) &&
-      pools_.add({.token = plan->token,
-                  .scheduler = plan->connection,
-                  .generation = plan->generation,
-                  .first = plan->claimed,
-                  .request = plan,
-                  .lease = lease,
-                  .rate = plan->rate})) {
+  PoolReads::Part part{.token = plan->token,
+                       .scheduler = plan->connection,
+                       .generation = plan->generation,
+                       .first = plan->claimed,
+                       .request = plan,
+                       .lease = lease,
+                       .rate = plan->rate};
+  if (plan->past_pool && extending_.contains(plan->token) && pools_.can_read(part)) {
     plan->claimed += lease->blocks;
-    plan->has_pool_part = true;
+    plan->pending.push_back(std::move(part));
     return kj::READY_NOW;
   }
-  if (plan->has_pool_part) {
-    source_->end(lease);
-    return kj::READY_NOW;
+  const std::size_t from = plan->claimed;
+  return read_pending(plan).then([this, plan, lease, from]() -> kj::Promise<void> {
+    const bool is_next = plan->claimed == from;
+    return (is_next ? take_frames(plan, lease, from) : kj::Promise<void>(kj::READY_NOW))
+        .then([this, lease]() { source_->end(lease); });
+  });
+}
+
+/// Has the pending parts read into the pool.
+kj::Promise<void> Fetches::read_pending(const OnePlan& plan) {
+  if (plan->pending.empty()) return kj::READY_NOW;
+  auto parts = std::make_shared<std::vector<PoolReads::Part>>(std::exchange(plan->pending, {}));
+  plan->claimed = parts->front().first;
+  return read_parts(plan, parts, 0);
+}
+
+kj::Promise<void> Fetches::read_parts(const OnePlan& plan, const SharedParts& parts,
+                                      std::size_t next) {
+  if (next == parts->size()) return kj::READY_NOW;
+  const PoolReads::Part& part = (*parts)[next];
+  // Without room for an earlier part the claim ends there.
+  auto taken = plan->claimed == part.first ? take_frames(plan, part.lease, part.first)
+                                           : kj::Promise<void>(kj::READY_NOW);
+  return taken.then([this, plan, parts, next]() {
+    source_->end((*parts)[next].lease);
+    return read_parts(plan, parts, next + 1);
+  });
+}
+
+/// Nothing follows the pending parts: the workers read them.
+void Fetches::add_pending(Plan& plan) {
+  for (PoolReads::Part& part : std::exchange(plan.pending, {})) {
+    if (extending_.contains(plan.token)) {
+      pools_.add(std::move(part));
+    } else {
+      source_->end(part.lease);
+    }
   }
-  return take_frames(plan, lease, plan->claimed).then([this, lease]() { source_->end(lease); });
+}
+
+Result<void> Fetches::check_unused(const Id128& token) const {
+  if (!extending_.contains(token) && !pools_.begin_of(token)) return {};
+  return fail(Errc::kInvalidArgument, "the token {} is that of another claim", to_string(token));
+}
+
+void Fetches::left(const Id128& connection) {
+  for (const Id128& token : pools_.left(connection)) ended(token);
 }
 
 void Fetches::ended(const Id128& token) {
   extending_.erase(token);
   pools_.ended(token);
-  into_pool_.erase(token);
+  if (into_pool_.erase(token) != 0) wake_openings();
 }
 
 kj::Promise<void> Fetches::query_source(const OnePlan& plan) {

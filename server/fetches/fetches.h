@@ -186,7 +186,10 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   /// ends with kCancelled. Idempotent.
   void released(const Id128& connection, engine::PinId pin);
   /// Call it when a client's connection has ended.
-  void left(const Id128& connection) { pools_.left(connection); }
+  void left(const Id128& connection);
+  /// Errors: kInvalidArgument for the token of a claim that has no block in this node's pool, or
+  /// that is being made. The store knows the others.
+  [[nodiscard]] Result<void> check_unused(const Id128& token) const;
 
   // ---- before an engine asks; see Prefetches
 
@@ -226,8 +229,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   struct Opening;
   /// Blocks of a claim that its workers were to read, and that are fetched into the pool instead.
   struct IntoPool {
-    kj::ForkedPromise<void> made = nullptr;  ///< Their frames are reserved.
-    std::size_t end = 0;                     ///< The place behind the last one in the claim.
+    bool is_made = false;  ///< Their frames are reserved.
+    std::size_t end = 0;   ///< The place behind the last one in the claim.
   };
   /// The queue position of a block in flight.
   struct Coming {
@@ -250,6 +253,10 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
                                 std::size_t leased_from);
   std::size_t choose(Plan& plan, const cluster::Source::Located& located);
   kj::Promise<void> use(const OnePlan& plan, const SharedLease& lease);
+  using SharedParts = std::shared_ptr<std::vector<PoolReads::Part>>;
+  kj::Promise<void> read_pending(const OnePlan& plan);
+  kj::Promise<void> read_parts(const OnePlan& plan, const SharedParts& parts, std::size_t next);
+  void add_pending(Plan& plan);
   // ---- claims on several kinds
   std::shared_ptr<PeerSearch> search_for(const Id128& connection, std::span<const BlockKey> units,
                                          std::size_t local_units);
@@ -284,7 +291,10 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
   kj::Promise<Result<Arrived>> open_here(const Id128& connection, const Id128& token,
                                          std::size_t first, std::size_t count, std::size_t behind,
                                          engine::PinId pin, const Wait& wait);
-  kj::Promise<void> fetch_into_pool(const Id128& token);
+  void fetch_into_pool(const Id128& token);
+  kj::Promise<Result<Arrived>> await_pool(const Id128& connection, const Id128& token,
+                                          std::size_t first, std::size_t count, engine::PinId pin,
+                                          const Wait& wait);
   kj::Promise<Result<Arrived>> wait_and_open(const std::shared_ptr<Opening>& opening);
   kj::Promise<Result<Arrived>> wait(const std::shared_ptr<Opening>& opening, TimePoint now,
                                     TimePoint until);

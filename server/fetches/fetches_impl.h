@@ -25,10 +25,12 @@ struct Fetches::Plan : cluster::Source::Request {
   Hints hints{};                 ///< For the first part; void once it was asked for.
   /// The namespace of a prefetch, which belongs to no connection.
   std::optional<CacheService::Wants> prefetched{};
-  bool through_pool = false;   ///< Its workers read nothing out of the pools of other nodes.
-  bool past_pool = false;      ///< They read the part that is leased next,
-  bool has_pool_part = false;  ///< and have such a part: only others like it follow.
+  bool through_pool = false;  ///< Its workers read nothing out of the pools of other nodes.
+  bool past_pool = false;     ///< They read the part that is leased next.
   std::shared_ptr<cluster::SourceRate> rate{};  ///< That of the owner of the next part.
+  /// Parts that they read if nothing else follows: the part of a claim in the pool has no gaps. In
+  /// order, all of one owner. Each refers to this plan, so none stays.
+  std::vector<PoolReads::Part> pending{};
 };
 
 /// The blocks of one kind that a claim on several waits for, and the request for them.

@@ -35,29 +35,47 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open_in_pool(const Id128& connect
       return Result<Arrived>(std::move(arrived));
     }
   }
-  return fetch_into_pool(token).then(
-      [this, connection, token, first, count, pin, wait]() -> kj::Promise<Result<Arrived>> {
-        const auto found = into_pool_.find(token);
-        const std::size_t end = found == into_pool_.end() ? 0 : found->second.end;
-        if (first >= end) {
-          return Result<Arrived>(
-              fail(Errc::kGone, "blocks of another node could not be fetched into the pool"));
-        }
-        const std::size_t here = std::min(count, end - first);
-        return open_here(connection, token, first, here, count - here, pin, wait);
-      });
+  fetch_into_pool(token);
+  opening_.emplace(connection, pin);
+  return await_pool(connection, token, first, count, pin, wait);
 }
 
-/// Extends the claim by the blocks that its workers do not read.
-kj::Promise<void> Fetches::fetch_into_pool(const Id128& token) {
-  const auto [found, is_new] = into_pool_.try_emplace(token);
-  if (!is_new) return found->second.made.addBranch();
+/// Waits until the blocks that its workers do not read have frames, and opens them.
+kj::Promise<Result<Fetches::Arrived>> Fetches::await_pool(const Id128& connection,
+                                                          const Id128& token, std::size_t first,
+                                                          std::size_t count, engine::PinId pin,
+                                                          const Wait& wait) {
+  const auto found = into_pool_.find(token);
+  const bool is_released = !opening_.contains({connection, pin});
+  if (found != into_pool_.end() && !found->second.is_made && !is_released) {
+    return progress().then([this, connection, token, first, count, pin, wait]() {
+      return await_pool(connection, token, first, count, pin, wait);
+    });
+  }
+  if (is_released) {
+    return Result<Arrived>(fail(Errc::kCancelled, "pin {} was released before it had blocks",
+                                static_cast<std::uint64_t>(pin)));
+  }
+  const std::size_t end = found == into_pool_.end() ? 0 : found->second.end;
+  if (first < end) {
+    const std::size_t here = std::min(count, end - first);
+    return open_here(connection, token, first, here, count - here, pin, wait);
+  }
+  opening_.erase({connection, pin});
+  return Result<Arrived>(
+      fail(Errc::kGone, "blocks of another node could not be fetched into the pool"));
+}
+
+/// Extends the claim by the blocks that its workers do not read, once.
+void Fetches::fetch_into_pool(const Id128& token) {
+  if (!into_pool_.try_emplace(token).second) return;
   pools_.skip(token);
   const Plan& claim = static_cast<const Plan&>(*pools_.request_of(token));
   auto plan = std::make_shared<Plan>();
   plan->space = claim.space;
   plan->page_bytes = claim.page_bytes;
-  plan->keys = claim.keys;
+  plan->keys.assign(claim.keys.begin(),
+                    claim.keys.begin() + static_cast<std::ptrdiff_t>(pools_.end_of(token)));
   plan->deadline = clock_.now() + options_.deadline;
   plan->connection = claim.connection;
   plan->token = token;
@@ -65,15 +83,21 @@ kj::Promise<void> Fetches::fetch_into_pool(const Id128& token) {
   plan->ready = plan->claimed = *pools_.begin_of(token);
   plan->through_pool = true;
   extending_.insert(token);
-  found->second.made = query_source(plan)
-                           .then([this, plan]() {
-                             extending_.erase(plan->token);
-                             const auto made = into_pool_.find(plan->token);
-                             if (made != into_pool_.end()) made->second.end = plan->claimed;
-                           })
-                           .fork();
-  tasks_.add(found->second.made.addBranch());  // It ends its lease, even if no call waits.
-  return found->second.made.addBranch();
+  // Another claim may have brought some of them.
+  tasks_.add(take_frames(plan, nullptr, 0)
+                 .then([this, plan]() -> kj::Promise<void> {
+                   if (plan->claimed == plan->keys.size() || !source_->is_ready()) {
+                     return kj::READY_NOW;
+                   }
+                   return query_source(plan);
+                 })
+                 .then([this, plan]() {
+                   extending_.erase(plan->token);
+                   const auto made = into_pool_.find(plan->token);
+                   if (made != into_pool_.end())
+                     made->second = {.is_made = true, .end = plan->claimed};
+                   wake_openings();
+                 }));
 }
 
 kj::Promise<Result<Fetches::Arrived>> Fetches::open_here(const Id128& connection,

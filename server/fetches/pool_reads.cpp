@@ -17,13 +17,6 @@ constexpr std::size_t kMostNames = 1024;
 
 }  // namespace
 
-PoolReads::Leased::Leased(cluster::Source& its_source, Part&& its_part)
-    : source(its_source),
-      part(std::move(its_part)),
-      queued(part.rate, part.lease->blocks * part.request->block_bytes()) {}
-
-PoolReads::Leased::~Leased() { source.end(part.lease); }
-
 // ---- claims
 
 PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId generation,
@@ -43,24 +36,28 @@ PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId gene
   return {.past_pool = true, .blocks = recent_.leading(generation, asked, false)};
 }
 
-bool PoolReads::add(Part part) {
+bool PoolReads::can_read(const Part& part) const {
   const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
-  if (!place || place->pages.size() != part.lease->blocks * part.request->shards() ||
-      is_paused(part.scheduler, place->node)) {
-    return false;
-  }
-  const std::span<const BlockKey> keys =
-      std::span(part.request->keys).subspan(part.first, part.lease->blocks);
-  recent_.note(part.generation, keys);
+  return place && place->pages.size() == part.lease->blocks * part.request->shards() &&
+         !is_paused(part.scheduler, place->node);
+}
+
+void PoolReads::add(Part part) {
+  recent_.note(part.generation,
+               std::span(part.request->keys).subspan(part.first, part.lease->blocks));
   const Id128 token = part.token;
   claims_[token].push_back(std::make_shared<Leased>(*source_, std::move(part)));
-  return true;
 }
 
 std::optional<std::size_t> PoolReads::begin_of(const Id128& token) const {
   const auto found = claims_.find(token);
   if (found == claims_.end()) return std::nullopt;
   return found->second.front()->part.first;
+}
+
+std::size_t PoolReads::end_of(const Id128& token) const {
+  const Leased& last = *claims_.at(token).back();
+  return last.part.first + last.blocks();
 }
 
 const cluster::Source::SharedRequest& PoolReads::request_of(const Id128& token) const {
@@ -124,9 +121,15 @@ Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection
   const std::uint64_t fit = kReadBytes / std::max<std::uint64_t>(1, reader.page_bytes);
   const std::size_t blocks =
       std::min({count, leased->blocks() - at, std::max<std::size_t>(1, fit)});
-  if (!reads_.try_emplace({connection, pin}, Read{leased, blocks}).second) {
+  if (reads_.size() >= kMostReads) {
+    return fail(Errc::kBusy, "{} reads of other nodes' pools are in flight", reads_.size());
+  }
+  const auto [read, is_new] = reads_.try_emplace({connection, pin}, Read{leased, blocks, {}});
+  if (!is_new) {
     return fail(Errc::kInvalidArgument, "pin {} is in use", static_cast<std::uint64_t>(pin));
   }
+  read->second.queued = std::make_shared<cluster::SourceRate::Queued>(
+      part.rate, blocks * part.request->block_bytes());
   Opened opened{.pages = {}, .source = name_of(place->fabric->incarnation)};
   opened.pages.reserve(blocks);
   for (std::size_t i = at; i < at + blocks; ++i) {
@@ -146,7 +149,8 @@ kj::Promise<Result<bool>> PoolReads::confirm(const Id128& connection, engine::Pi
     return Result<bool>(fail(Errc::kInvalidArgument, "pin {} has no blocks of another node's pool",
                              static_cast<std::uint64_t>(pin)));
   }
-  return source_->confirm_reads(found->second.leased->part.lease)
+  found->second.queued.reset();  // The bytes have arrived, or never will.
+  return source_->confirm_reads(found->second.leased->part.lease, kConfirmTime)
       .then([this, connection, read = found->second](bool held) {
         return Result<bool>(note_confirmed(connection, read, held));
       });
@@ -172,11 +176,14 @@ void PoolReads::released(const Id128& connection, engine::PinId pin) {
   reads_.erase({connection, pin});
 }
 
-void PoolReads::left(const Id128& connection) {
+std::vector<Id128> PoolReads::left(const Id128& connection) {
   std::erase_if(reads_, [&](const auto& each) { return each.first.first == connection; });
-  std::erase_if(
-      claims_, [&](const auto& each) { return each.second.front()->part.scheduler == connection; });
   std::erase_if(paused_, [&](const auto& each) { return each.first.first == connection; });
+  std::vector<Id128> tokens;
+  for (const auto& [token, parts] : claims_) {
+    if (parts.front()->part.scheduler == connection) tokens.push_back(token);
+  }
+  return tokens;
 }
 
 void PoolReads::count(FetchStats& stats) const {

@@ -43,8 +43,11 @@ class PoolReads {
              ///< of an owner whose rate is known.
     kForce,  ///< All blocks.
   };
-  /// Limit of the claims with such blocks.
+  /// Limits of the claims with such blocks, and of reads in flight.
   static constexpr std::size_t kMostClaims = 4096;
+  static constexpr std::size_t kMostReads = std::size_t{1} << 16;
+  /// How long the owner of a lease may take to confirm it.
+  static constexpr std::chrono::seconds kConfirmTime{1};
   /// An engine that could not read a node's pool does not read it again before this has passed.
   static constexpr std::chrono::seconds kPause{30};
   /// With kAuto: the least mean size of the pieces in which a worker reads a page. The server reads
@@ -70,7 +73,7 @@ class PoolReads {
                               std::span<const BlockKey> keys,
                               const cluster::Source::Located& located, std::size_t wanted);
 
-  /// The end of a claim.
+  /// A part of the end of a claim.
   struct Part {
     Id128 token;
     Id128 scheduler;  ///< Its connection.
@@ -80,11 +83,15 @@ class PoolReads {
     cluster::Source::SharedLease lease;
     std::shared_ptr<cluster::SourceRate> rate;
   };
-  /// Adds the leased blocks to their claim. Returns whether it did: else the owner's pool cannot be
-  /// read by the workers, and the lease stays the caller's.
-  bool add(Part part);
+  /// Whether the workers can read the leased blocks.
+  [[nodiscard]] bool can_read(const Part& part) const;
+  /// Adds leased blocks to their claim: they follow its other blocks, and have the owner of its
+  /// other parts.
+  void add(Part part);
   /// The place of the first such block in the claim; no value: it has none.
   [[nodiscard]] std::optional<std::size_t> begin_of(const Id128& token) const;
+  /// The place behind the last one. The claim has such blocks.
+  [[nodiscard]] std::size_t end_of(const Id128& token) const;
   /// The request of the claim. It has such blocks.
   [[nodiscard]] const cluster::Source::SharedRequest& request_of(const Id128& token) const;
   /// The claim has ended.
@@ -102,7 +109,8 @@ class PoolReads {
   };
   /// Opens blocks of the claim, from the place `first` on, under a pin. No value: their owner
   /// cannot be read at present. Errors: those of CacheService::pool_reader(); kInvalidArgument for
-  /// a claim of another namespace, blocks that it does not have, or a pin in use.
+  /// a claim of another namespace, blocks that it does not have, or a pin in use;
+  /// kBusy for too many reads.
   Result<std::optional<Opened>> open(const Id128& connection, const Id128& token, std::size_t first,
                                      std::size_t count, engine::PinId pin,
                                      std::span<const std::uint64_t> known);
@@ -111,8 +119,9 @@ class PoolReads {
   kj::Promise<Result<bool>> confirm(const Id128& connection, engine::PinId pin);
   /// The worker reads no longer. Unknown pins are fine.
   void released(const Id128& connection, engine::PinId pin);
-  /// A worker's or a scheduler's connection has ended.
-  void left(const Id128& connection);
+  /// A worker's or a scheduler's connection has ended. Returns the claims of the latter, which end
+  /// with ended().
+  std::vector<Id128> left(const Id128& connection);
 
   /// Adds what is in flight, and the counts so far.
   void count(FetchStats& stats) const;
@@ -120,20 +129,21 @@ class PoolReads {
  private:
   /// Leased blocks, in use by their claim and by reads. Ends the lease with its last user.
   struct Leased {
-    Leased(cluster::Source& its_source, Part&& its_part);
-    ~Leased();
+    Leased(cluster::Source& its_source, Part&& its_part)
+        : source(its_source), part(std::move(its_part)) {}
+    ~Leased() { source.end(part.lease); }
     Leased(const Leased&) = delete;
     Leased& operator=(const Leased&) = delete;
 
     cluster::Source& source;
     Part part;
-    cluster::SourceRate::Queued queued;
     bool was_unconfirmed = false;  ///< A read was in vain although the pool can be read.
     [[nodiscard]] std::size_t blocks() const { return part.lease->blocks; }
   };
   struct Read {
     std::shared_ptr<Leased> leased;
     std::size_t blocks = 0;
+    std::shared_ptr<cluster::SourceRate::Queued> queued;  ///< Its bytes, until they are confirmed.
   };
   using Pin = std::pair<Id128, engine::PinId>;
   using Reader = std::pair<Id128, Id128>;  ///< A scheduler's connection, and a node.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <span>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "base/block_key.h"
 #include "engine/tables/key_hash.h"
@@ -14,20 +14,22 @@
 
 namespace pegaflow::server {
 
-/// The last kMost blocks that were noted, by hashes of 64 bits: two blocks may count as one. Has no
+/// The kMost blocks that were noted last, by hashes of 64 bits: two blocks may count as one. Has no
 /// clock. Thread-bound.
 class RecentKeys {
  public:
-  /// 4 MiB of memory. Blocks of 16 tokens: the prompts of the last million tokens.
+  /// 8 MiB of memory. Blocks of 16 tokens: the prompts of the last million tokens.
   static constexpr std::size_t kMost = std::size_t{1} << 16;
 
   void note(engine::SpaceId space, std::span<const BlockKey> keys) {
     for (const BlockKey& key : keys) {
       const std::uint64_t hash = engine::key_hash(space, key);
-      if (!known_.insert(hash).second) continue;
-      order_.push_back(hash);
-      if (order_.size() <= kMost) continue;
-      known_.erase(order_.front());
+      known_[hash] = ++last_;
+      order_.push_back({hash, last_});
+    }
+    while (known_.size() > kMost || order_.size() > 2 * kMost) {
+      const auto found = known_.find(order_.front().hash);
+      if (found != known_.end() && found->second == order_.front().number) known_.erase(found);
       order_.pop_front();
     }
   }
@@ -43,8 +45,13 @@ class RecentKeys {
   }
 
  private:
-  std::unordered_set<std::uint64_t> known_;
-  std::deque<std::uint64_t> order_;  ///< Those of `known_`, the oldest first.
+  struct Noted {
+    std::uint64_t hash = 0;
+    std::uint64_t number = 0;
+  };
+  std::unordered_map<std::uint64_t, std::uint64_t> known_;  ///< The number of the last note.
+  std::deque<Noted> order_;                                 ///< All notes of known keys, and older.
+  std::uint64_t last_ = 0;
 };
 
 }  // namespace pegaflow::server

@@ -138,7 +138,8 @@ class SessionImpl final : public wire::Session::Server {
     const Measured measured(context_, Method::kClaim);
     if (has_kinds()) return kind_calls_.claim(call, measured);
     const Id128 token = read_id(call.getParams().getToken());
-    const auto keys = read_keys(call.getParams().getKeys(), context_.keys);
+    const auto keys = fetches_.check_unused(token).and_then(
+        [&]() { return read_keys(call.getParams().getKeys(), context_.keys); });
     if (!keys || (loads_.is_idle() && keys->size() <= CacheService::kClaimSlice)) {
       return extend_claim(
           keys.and_then([&](auto each) { return service_.claim(connection_, token, each); }), token,

@@ -84,8 +84,8 @@ std::optional<cluster::Source::InPool> TieredSource::in_pool(const SharedLease& 
   return nodes_.in_pool(lease, backend);
 }
 
-kj::Promise<bool> TieredSource::confirm_reads(const SharedLease& lease) {
-  return of(*lease).confirm_reads(lease);
+kj::Promise<bool> TieredSource::confirm_reads(const SharedLease& lease, Duration patience) {
+  return of(*lease).confirm_reads(lease, patience);
 }
 
 }  // namespace pegaflow::server

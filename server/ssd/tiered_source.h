@@ -33,7 +33,7 @@ class TieredSource final : public cluster::Source {
   void end(const SharedLease& lease) override;
   [[nodiscard]] std::optional<InPool> in_pool(const SharedLease& lease,
                                               std::string_view backend) const override;
-  kj::Promise<bool> confirm_reads(const SharedLease& lease) override;
+  kj::Promise<bool> confirm_reads(const SharedLease& lease, Duration patience) override;
 
  private:
   cluster::Source& of(const Lease& lease);

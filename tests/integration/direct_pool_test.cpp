@@ -5,6 +5,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,23 +18,26 @@
 namespace pegaflow::testing {
 namespace {
 
+using std::chrono::milliseconds;
+
 constexpr std::size_t kPage = FarWorker::kPage;
 
 /// A node that has blocks, with an engine that saves them, and one whose engine loads them.
 struct Pools {
   explicit Pools(const std::string& direct_pool = "force", const std::string& pool_size = "64mb",
                  const std::string& group = "pools", Mover::Options mover = patient_mover(),
-                 std::size_t piece_bytes = kPage / 2)
+                 std::size_t piece_bytes = kPage / 2, Duration coming_patience = kHang)
       : owner(node_options(at[0], at, {}, pool_size)),
         here(node_options(at[1], at, {"--direct-pool", direct_pool}, pool_size)),
         writer(owner.socket(), "writer", group, true, patient_mover(), piece_bytes),
-        reader(here.socket(), "reader", group, true, with_patience(std::move(mover)), piece_bytes) {
+        reader(here.socket(), "reader", group, true,
+               with_patience(std::move(mover), coming_patience), piece_bytes) {
     REQUIRE(sees(here, at[0]));
     REQUIRE(sees(owner, at[1]));
   }
 
-  static Mover::Options with_patience(Mover::Options mover) {
-    mover.coming_patience = kHang;
+  static Mover::Options with_patience(Mover::Options mover, Duration coming_patience = kHang) {
+    mover.coming_patience = coming_patience;
     return mover;
   }
 
@@ -250,6 +254,26 @@ TEST_SUITE("reads of other nodes' pools") {
     f.check_nothing_is_left();
   }
 
+  TEST_CASE("a load whose first blocks take long still gets the others through the pool") {
+    Mover::Options mover = patient_mover();
+    Pools f("force", "64mb", "pools", std::move(mover), kPage / 2, milliseconds(500));
+    const Numbers numbers = numbers_from(1, 20);
+    REQUIRE(f.reader.engine->save(numbers_from(1, 4), blocks_from(0, 4)).blocks == 4);
+    f.save(numbers);
+    f.reader.how.is_refused = true;
+    const CacheSession::Answer claimed = f.claim(f.reader, numbers);
+    f.reader.device->hold();
+    REQUIRE(f.reader.engine->mover().load(7, claimed.token, 0, blocks_from(20, 20)));
+    // Longer than a load waits for blocks from another node.
+    std::this_thread::sleep_for(milliseconds(700));
+    f.reader.device->allow_all();
+    const Mover::Finished loaded = f.reader.engine->next_finished();
+    CHECK(error_of(loaded) == "");
+    CHECK(loaded.blocks == 20);
+    f.reader.engine->session().unclaim(claimed.token);
+    f.check_nothing_is_left();
+  }
+
   TEST_CASE("pages are compared with their checksums: then all blocks come through the pool") {
     Mover::Options mover = patient_mover();
     mover.verify = PageVerification::kAll;
@@ -302,6 +326,9 @@ TEST_SUITE("reads of other nodes' pools") {
           firsts.clear();
           break;
         }
+        case 4:
+          CHECK(cut_connections(f.here.socket()) != 0);
+          break;
         case 3:
           f.writer.engine->save(numbers_from(1000000 + round * 100, 24), blocks_from(30, 24));
           break;
@@ -310,6 +337,7 @@ TEST_SUITE("reads of other nodes' pools") {
       }
       f.reader.how.is_held = false;
       const Mover::Finished loaded = f.reader.engine->next_finished();
+      f.reader.engine->wait_ready();
       CHECK(loaded.blocks + loaded.failed_blocks.size() == blocks);
       REQUIRE(f.reader.engine->wrong_blocks(numbers_from(wanted, blocks), to,
                                             loaded.failed_blocks) == 0);

@@ -1,4 +1,5 @@
 // Blocks that workers read out of the pools of other nodes, past that of their own node.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -196,6 +197,133 @@ TEST_SUITE("pools of other nodes") {
     CHECK(f.opened(kTwo, 0, 4).opened.slots.size() == 4);
     REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
     f.unclaim(kTwo);
+    f.check_rest();
+  }
+
+  TEST_CASE("a claim whose end has to come into the pool comes into it as a whole") {
+    PoolFixture f(Use::kAuto);
+    f.measure();
+    const auto all = keys(1, 12);
+    // The end was asked for lately, with a beginning that was local then.
+    REQUIRE(f.claim(kOne, std::span(all).subspan(4)) == 8);
+    f.unclaim(kOne);
+    REQUIRE(f.claim(kTwo, all) == 12);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    for (int i = 0; i < 12; ++i) f.complete();
+    CHECK(f.here(all) == 12);
+    f.unclaim(kTwo);
+    f.check_rest();
+  }
+
+  TEST_CASE("a second owner of a claim, of unknown rate, makes all of it come into the pool") {
+    PoolFixture f(Use::kAuto);
+    f.peers.lenders.resize(2);
+    f.measure();
+    f.owner().most_per_lease = 6;
+    f.owner().has = [first = keys(1, 6)](const Bytes32&, const BlockKey& key) {
+      return std::ranges::find(first, key) != first.end();
+    };
+    REQUIRE(f.claim(kOne, keys(1, 12)) == 12);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    for (int i = 0; i < 12; ++i) f.complete();
+    CHECK(f.here(keys(1, 12)) == 12);
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("parts that one owner lends one after the other are all read past the pool") {
+    PoolFixture f;
+    f.owner().most_per_lease = 4;
+    const auto wanted = keys(1, 10);
+    REQUIRE(f.claim(kOne, wanted) == 10);
+    CHECK(f.owner().leases == 3);
+    const auto first = f.opened(kOne, 0, 10);
+    CHECK(first.in_pool->pages.size() == 4);
+    CHECK(first.opened.coming == 6);
+    CHECK(f.opened(kOne, 8, 2).in_pool->pages == pages_of(std::span(wanted).subspan(8)));
+    f.release();
+    --f.last_pin;
+    f.release();
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("bytes are queued at their owner only while they are read") {
+    PoolFixture f(Use::kAuto);
+    f.measure();
+    REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
+    const auto queued = [&] { return f.source->rate(f.owner())->queued_bytes(); };
+    CHECK(queued() == 0);
+    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    CHECK(queued() == 6 * kLarge);
+    CHECK(f.confirm().value());
+    CHECK(queued() == 0);
+    f.release();
+    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    f.release();
+    CHECK(queued() == 0);
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
+  TEST_CASE("blocks of a lease that has ended come through the pool") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    f.clock.advance(cluster::PeerSource::kLease);
+    auto opening = f.fetches->open(f.engine, kOne, 0, 4, engine::PinId{++f.last_pin},
+                                   {.patience = std::chrono::hours(1)});
+    f.io.waitScope.poll();
+    for (int i = 0; i < 4; ++i) f.complete();
+    CHECK(opening.wait(f.io.waitScope)->opened.slots.size() > 0);
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
+    f.unclaim(kOne);
+    // The engine reads that pool all the same.
+    REQUIRE(f.claim(kTwo, keys(2, 2)) == 2);
+    CHECK(f.fetches->stats().pool_claims == 1);
+    f.unclaim(kTwo);
+    f.check_rest();
+  }
+
+  TEST_CASE(
+      "blocks that another claim has brought meanwhile are opened, even without their owner") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    REQUIRE(f.claim(kTwo, keys(1, 4)) == 4);
+    auto opening = f.fetches->open(f.engine, kTwo, 0, 4, engine::PinId{++f.last_pin},
+                                   {.patience = std::chrono::hours(1), .through_pool = true});
+    f.io.waitScope.poll();
+    for (int i = 0; i < 4; ++i) f.complete();
+    CHECK(opening.wait(f.io.waitScope)->opened.slots.size() > 0);
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
+    f.owner().has = [](const Bytes32&, const BlockKey&) { return false; };
+    const auto again = f.opened(kOne, 0, 4, {.through_pool = true});
+    CHECK(again.opened.slots.size() == 4);
+    REQUIRE(f.service->release(f.engine, engine::PinId{f.last_pin}));
+    f.unclaim(kOne);
+    f.unclaim(kTwo);
+    f.check_rest();
+  }
+
+  TEST_CASE("a release ends an open that waits for blocks to be fetched into the pool") {
+    PoolFixture f;
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    auto opening = f.fetches->open(f.engine, kOne, 0, 4, engine::PinId{++f.last_pin},
+                                   {.patience = std::chrono::hours(1), .through_pool = true});
+    f.release();
+    CHECK(opening.wait(f.io.waitScope).error().code == Errc::kCancelled);
+    f.io.waitScope.poll();
+    f.unclaim(kOne);
+    for (int i = 0; i < 2; ++i) f.complete();
+    f.check_rest();
+  }
+
+  TEST_CASE("the token of such a claim is refused for another one until it has ended") {
+    PoolFixture f;
+    REQUIRE(f.fetches->check_unused(kOne));
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    CHECK(f.fetches->check_unused(kOne).error().code == Errc::kInvalidArgument);
+    f.unclaim(kOne);
+    CHECK(f.fetches->check_unused(kOne));
     f.check_rest();
   }
 
