@@ -128,6 +128,22 @@ def test_reads_of_other_nodes_are_counted(tmp_path):
     assert "2 workers" in network.detail and "31 reads" in network.detail
 
 
+@pytest.mark.parametrize(("loaded", "through", "status"), [(5, 5, OK), (5, 6, ADVICE)])
+def test_pools_of_other_nodes_that_are_mostly_not_readable_are_advice(
+    tmp_path, loaded, through, status
+):
+    name = "pegaflow_direct_pool_blocks_total"
+    samples = Samples(
+        "pegaflow_direct_workers 2\npegaflow_direct_network_workers 2\n"
+        f'{name}{{result="loaded"}} {loaded}\n{name}{{result="through_pool"}} {through}\n'
+    )
+    network, _ = check_direct(samples, [], {"peers": []}, tmp_path)
+    assert network.status == status
+    assert f"{loaded} blocks came from other nodes' pools" in network.detail
+    assert (f"{through} blocks could not be read" in network.detail) == (status == ADVICE)
+    assert ("--direct-pool off" in network.fix) == (status == ADVICE)
+
+
 def test_reads_of_other_nodes_need_no_capability(tmp_path):
     write_scope(tmp_path, "1")
     _, local = with_network(tmp_path, {"peers": []})

@@ -106,5 +106,19 @@ def check_network(samples: Samples, nodes: Mapping[str, Any] | None) -> Iterator
             f"{detail}, but this server has no other nodes",
             "name them with --peers, or --peer-listen for them, or remove pegaflow.direct_nics",
         )
+        return
+    loaded, through = (
+        int(samples.get("pegaflow_direct_pool_blocks_total", result=result))
+        for result in ("loaded", "through_pool")
+    )
+    detail += f"; {reads} reads went to other nodes; {loaded} blocks came from other nodes' pools"
+    if through > loaded:
+        yield Finding(
+            CHECK,
+            ADVICE,
+            f"{detail}. {through} blocks could not be read there and came through this node's pool",
+            "engines' logs have the reason (`cannot be read at present`); until it is mended "
+            "--direct-pool off saves the attempts",
+        )
     else:
-        yield Finding(CHECK, OK, f"{detail}; {reads} reads went to other nodes")
+        yield Finding(CHECK, OK, detail)
