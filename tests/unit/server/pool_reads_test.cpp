@@ -317,6 +317,46 @@ TEST_SUITE("pools of other nodes") {
     f.check_rest();
   }
 
+  TEST_CASE("one rank reads the pool while another gets its pages through that of this node") {
+    Registration first = pool_worker();
+    first.ranks = first.shards = 2;
+    PoolFixture f(Use::kForce, first);
+    const Id128 second{1, 2};
+    REQUIRE(f.service->connected(second, {.process = second,
+                                          .previous_connection = {},
+                                          .quiesced = false,
+                                          .build = "test",
+                                          .watch = std::make_shared<int>(0)}));
+    Registration other = first;
+    other.instance = "engine";
+    other.factors = {{"weights", "a"}};
+    other.page_bytes = kLarge;
+    other.rank = other.shard = 1;
+    REQUIRE(f.service->register_rank(second, other));
+    REQUIRE(f.claim(kOne, keys(1, 4)) == 4);
+    const auto direct = f.opened(kOne, 0, 4);
+    REQUIRE(direct.in_pool);
+
+    const engine::PinId pin{77};
+    auto opening = f.fetches->open(second, kOne, 0, 4, pin,
+                                   {.patience = std::chrono::hours(1), .through_pool = true});
+    f.io.waitScope.poll();
+    for (int i = 0; i < 4; ++i) f.complete();
+    const auto through = opening.wait(f.io.waitScope);
+
+    REQUIRE(through);
+    CHECK_FALSE(through->in_pool);
+    CHECK(through->opened.slots.size() + through->opened.coming == 4);
+    CHECK(f.confirm().value());
+    f.release();
+    CHECK(f.opened(kOne, 0, 4).in_pool->pages == direct.in_pool->pages);
+    f.release();
+    f.fetches->released(second, pin);
+    REQUIRE(f.service->release(second, pin));
+    f.unclaim(kOne);
+    f.check_rest();
+  }
+
   TEST_CASE("the token of such a claim is refused for another one until it has ended") {
     PoolFixture f;
     REQUIRE(f.fetches->check_unused(kOne));
