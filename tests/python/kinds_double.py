@@ -257,6 +257,7 @@ class Mover:
             skipped=skipped,
             failed_blocks=failed,
             bytes=blocks * self.page_bytes,
+            direct_bytes=0,
             took_s=0.001,
             copying_s=0.001,
             error=why or None,

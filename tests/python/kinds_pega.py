@@ -325,7 +325,7 @@ def plant_failures(engine: PegaKindsEngine, at_once: float, after_copies: float)
             counted.failed += 1
             for block in ids:
                 engine.poison(block, 0xEE)
-            names = ("kind", "id", "skipped", "bytes", "took_s", "copying_s", "cut")
+            names = ("kind", "id", "skipped", "bytes", "direct_bytes", "took_s", "copying_s", "cut")
             more = {name: getattr(done, name) for name in (*names, "verified", "corrupt")}
             return SimpleNamespace(
                 **more, blocks=0, failed_blocks=ids[-1:], error="planted", error_code="planted"

@@ -363,7 +363,7 @@ def spoil_the_next_load(worker: Any, overwrite: Callable[[Any], None]) -> None:
             self._leave()
             ranges = planted.pop(done.id)
             overwrite(ranges)
-            names = ("kind", "id", "skipped", "bytes", "took_s", "copying_s", "cut")
+            names = ("kind", "id", "skipped", "bytes", "direct_bytes", "took_s", "copying_s", "cut")
             more = {name: getattr(done, name) for name in (*names, "verified", "corrupt")}
             return SimpleNamespace(
                 **more,

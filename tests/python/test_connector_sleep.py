@@ -435,6 +435,7 @@ class _Done:
     kind: str = "load"
     blocks: int = 2
     bytes: int = 8192
+    direct_bytes: int = 0
     took_s: float = 0.01
     copying_s: float = 0.0
     error: str | None = None
