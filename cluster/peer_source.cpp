@@ -241,7 +241,8 @@ std::optional<Source::InPool> PeerSource::in_pool(const SharedLease& lease,
   if (boot_.now() >= granted.end - kLeaseMargin) return {};
   const FabricDescriptor* const fabric = peer.fabric();
   if (fabric == nullptr || fabric->backend != backend) return {};
-  return InPool{.node = peer.node(), .fabric = fabric, .pages = granted.pages};
+  return InPool{
+      .node = peer.node(), .rate = granted.queue->rate, .fabric = fabric, .pages = granted.pages};
 }
 
 kj::Promise<bool> PeerSource::confirm_reads(const SharedLease& lease, Duration patience) {

@@ -146,6 +146,7 @@ class Source {
   /// themselves.
   struct InPool {
     Id128 node;                                ///< The owner.
+    std::shared_ptr<SourceRate> rate;          ///< As in Located.
     const FabricDescriptor* fabric = nullptr;  ///< How to read its pool, the first region.
     /// The offset of each page in the pool in units of kSlotAlignment: all shards of the first
     /// block, then of the second, and so on.

@@ -215,7 +215,8 @@ void Loads::skip_pool(const PartId& id, const Error& why) {
   state_.loads.at(id.ticket).pool_only = true;
   LoadPart& part = part_of(id);
   cleanup_.release(part.pin);
-  part.coming_until.reset();  // The wait for these blocks begins now.
+  // The wait for these blocks begins now.
+  part.coming_until = state_.clock.now() + state_.options.coming_patience;
   go_on(id);
 }
 
@@ -257,7 +258,8 @@ void Loads::on_confirmed(const PartId& id, const Result<bool>& held) {
   if (part.done == part.count) return end_part(id, std::nullopt);
   if (good != part.copies.pages()) {
     job.pool_only = true;
-    part.coming_until.reset();  // The wait for the others begins now.
+    // The wait for the others begins now.
+    part.coming_until = state_.clock.now() + state_.options.coming_patience;
     kLog.debug("read {} of {} pages of another node's pool pool={} error=\"{}\"", good,
                part.copies.pages(), pool,
                part.copies.error() ? to_string(*part.copies.error())

@@ -77,6 +77,7 @@ kj::Maybe<kj::Promise<Fetches::Extension>> Fetches::extend(
     const Id128& connection, const Id128& token, std::span<const BlockKey> keys, std::size_t ready,
     const cluster::ComputeTime& compute, const Hints& hints) {
   if (source_ == nullptr || ready >= keys.size() || token.is_none()) return nullptr;
+  if (!check_unused(token)) return nullptr;
   auto wants = service_.wants(connection);
   if (!wants) return nullptr;
   auto plan = std::make_shared<Plan>();
@@ -153,12 +154,13 @@ std::size_t Fetches::worth_fetching(Plan& plan, const cluster::Source::Located& 
 /// Returns the number of the owner's blocks to lease, and sets how they are read.
 std::size_t Fetches::choose(Plan& plan, const cluster::Source::Located& located) {
   plan.past_pool = false;
+  pools_.forget_expected();
   const std::size_t worth = worth_fetching(plan, located);
   if (worth == 0 || plan.prefetched || plan.through_pool) return worth;
   const auto choice = pools_.choose(plan.connection, plan.generation,
                                     std::span(plan.keys).subspan(plan.claimed), located, worth);
-  const bool is_of_another = !plan.pending.empty() && plan.pending.front().rate != located.rate;
-  plan.past_pool = choice.past_pool && !is_of_another;
+  plan.past_pool = choice.past_pool;
+  plan.wanted = choice.blocks;
   plan.rate = located.rate;
   return choice.blocks;
 }
@@ -171,50 +173,43 @@ kj::Promise<void> Fetches::use(const OnePlan& plan, const SharedLease& lease) {
                        .first = plan->claimed,
                        .request = plan,
                        .lease = lease,
-                       .rate = plan->rate};
-  if (plan->past_pool && extending_.contains(plan->token) && pools_.can_read(part)) {
-    plan->claimed += lease->blocks;
-    plan->pending.push_back(std::move(part));
+                       .expected = plan->arrival.last};
+  const std::size_t end = plan->claimed + lease->blocks;
+  const bool is_whole = lease->blocks == plan->wanted && extending_.contains(plan->token);
+  // Blocks behind them that are here would not belong to the claim.
+  const bool ends_here =
+      end == plan->keys.size() || service_.present(plan->space, {&plan->keys[end], 1}) == 0;
+  if (plan->past_pool && is_whole && ends_here && pools_.can_read(part, plan->rate)) {
+    plan->claimed = end;
+    plan->pending = std::move(part);
     return kj::READY_NOW;
   }
-  const std::size_t from = plan->claimed;
-  return read_pending(plan).then([this, plan, lease, from]() -> kj::Promise<void> {
-    const bool is_next = plan->claimed == from;
-    return (is_next ? take_frames(plan, lease, from) : kj::Promise<void>(kj::READY_NOW))
-        .then([this, lease]() { source_->end(lease); });
-  });
+  return take_frames(plan, lease, plan->claimed).then([this, lease]() { source_->end(lease); });
 }
 
-/// Has the pending parts read into the pool.
+/// Has the pending part, which other blocks follow, read into the pool, and all that follows.
 kj::Promise<void> Fetches::read_pending(const OnePlan& plan) {
-  if (plan->pending.empty()) return kj::READY_NOW;
-  auto parts = std::make_shared<std::vector<PoolReads::Part>>(std::exchange(plan->pending, {}));
-  plan->claimed = parts->front().first;
-  return read_parts(plan, parts, 0);
-}
-
-kj::Promise<void> Fetches::read_parts(const OnePlan& plan, const SharedParts& parts,
-                                      std::size_t next) {
-  if (next == parts->size()) return kj::READY_NOW;
-  const PoolReads::Part& part = (*parts)[next];
-  // Without room for an earlier part the claim ends there.
-  auto taken = plan->claimed == part.first ? take_frames(plan, part.lease, part.first)
-                                           : kj::Promise<void>(kj::READY_NOW);
-  return taken.then([this, plan, parts, next]() {
-    source_->end((*parts)[next].lease);
-    return read_parts(plan, parts, next + 1);
+  const PoolReads::Part part = *std::exchange(plan->pending, std::nullopt);
+  plan->through_pool = true;
+  plan->claimed = part.first;
+  return take_frames(plan, part.lease, part.first).then([this, plan, part]() -> kj::Promise<void> {
+    source_->end(part.lease);
+    const bool has_room = plan->claimed >= part.first + part.lease->blocks;
+    if (!has_room || plan->claimed == plan->keys.size()) return kj::READY_NOW;
+    return query_source(plan);
   });
 }
 
-/// Nothing follows the pending parts: the workers read them.
+/// Nothing follows the pending part: the workers read it.
 void Fetches::add_pending(Plan& plan) {
-  for (PoolReads::Part& part : std::exchange(plan.pending, {})) {
-    if (extending_.contains(plan.token)) {
-      pools_.add(std::move(part));
-    } else {
-      source_->end(part.lease);
-    }
-  }
+  if (!plan.pending) return;
+  const PoolReads::Part part = *std::exchange(plan.pending, std::nullopt);
+  const auto wants = service_.wants(plan.connection);  // It may have left meanwhile.
+  const bool is_wanted =
+      extending_.contains(plan.token) && wants && wants->generation == plan.generation;
+  if (is_wanted && pools_.add(part)) return;
+  plan.claimed = part.first;
+  source_->end(part.lease);
 }
 
 Result<void> Fetches::check_unused(const Id128& token) const {
@@ -234,10 +229,13 @@ void Fetches::ended(const Id128& token) {
 
 kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
   const std::size_t before = plan->claimed;
+  const bool had_pending = plan->pending.has_value();
   const std::span<const BlockKey> wanted = std::span(plan->keys).subspan(before);
   return locate(plan->space, wanted, plan->hints)
       .then([this, plan](cluster::Source::Located&& located) -> kj::Promise<SharedLease> {
         if (located.blocks == 0 || !extending_.contains(plan->token)) return SharedLease();
+        // They follow the pending part, which is looked for again.
+        if (plan->pending) return read_pending(plan).then([]() { return SharedLease(); });
         const auto first = plan->keys.begin() + static_cast<std::ptrdiff_t>(plan->claimed);
         const auto count = static_cast<std::ptrdiff_t>(choose(*plan, located));
         if (count == 0) return SharedLease();
@@ -247,11 +245,12 @@ kj::Promise<void> Fetches::query_source(const OnePlan& plan) {
         if (lease == nullptr) return kj::READY_NOW;
         return use(plan, lease);
       })
-      .then([this, plan, before]() -> kj::Promise<void> {
+      .then([this, plan, before, had_pending]() -> kj::Promise<void> {
+        if (had_pending) return kj::READY_NOW;
         plan->reserved.reset();
         plan->hints.nodes.clear();
         // Another owner may have the next part: a chain is saved where its requests were served.
-        const bool goes_on = plan->claimed != before && plan->claimed != plan->keys.size();
+        const bool goes_on = plan->claimed > before && plan->claimed != plan->keys.size();
         if (!goes_on || ++plan->runs == kMostRuns) return kj::READY_NOW;
         return query_source(plan);
       });

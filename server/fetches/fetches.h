@@ -253,9 +253,7 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
                                 std::size_t leased_from);
   std::size_t choose(Plan& plan, const cluster::Source::Located& located);
   kj::Promise<void> use(const OnePlan& plan, const SharedLease& lease);
-  using SharedParts = std::shared_ptr<std::vector<PoolReads::Part>>;
   kj::Promise<void> read_pending(const OnePlan& plan);
-  kj::Promise<void> read_parts(const OnePlan& plan, const SharedParts& parts, std::size_t next);
   void add_pending(Plan& plan);
   // ---- claims on several kinds
   std::shared_ptr<PeerSearch> search_for(const Id128& connection, std::span<const BlockKey> units,

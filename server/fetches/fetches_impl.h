@@ -26,11 +26,12 @@ struct Fetches::Plan : cluster::Source::Request {
   /// The namespace of a prefetch, which belongs to no connection.
   std::optional<CacheService::Wants> prefetched{};
   bool through_pool = false;  ///< Its workers read nothing out of the pools of other nodes.
-  bool past_pool = false;     ///< They read the part that is leased next.
-  std::shared_ptr<cluster::SourceRate> rate{};  ///< That of the owner of the next part.
-  /// Parts that they read if nothing else follows: the part of a claim in the pool has no gaps. In
-  /// order, all of one owner. Each refers to this plan, so none stays.
-  std::vector<PoolReads::Part> pending{};
+  bool past_pool = false;     ///< They read the part that is leased next, if it is whole.
+  std::size_t wanted = 0;     ///< The blocks of the part that is leased next.
+  std::shared_ptr<cluster::SourceRate> rate{};  ///< That of its best owner.
+  /// The part that they read if nothing follows: the part of a claim in the pool has no gaps. It
+  /// refers to this plan, so it does not stay.
+  std::optional<PoolReads::Part> pending{};
 };
 
 /// The blocks of one kind that a claim on several waits for, and the request for them.

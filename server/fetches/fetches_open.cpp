@@ -35,6 +35,7 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::open_in_pool(const Id128& connect
       return Result<Arrived>(std::move(arrived));
     }
   }
+  if (wait.through_pool && !into_pool_.contains(token)) pools_.skip(token, first);
   fetch_into_pool(token);
   opening_.emplace(connection, pin);
   return await_pool(connection, token, first, count, pin, wait);
@@ -69,7 +70,6 @@ kj::Promise<Result<Fetches::Arrived>> Fetches::await_pool(const Id128& connectio
 /// Extends the claim by the blocks that its workers do not read, once.
 void Fetches::fetch_into_pool(const Id128& token) {
   if (!into_pool_.try_emplace(token).second) return;
-  pools_.skip(token);
   const Plan& claim = static_cast<const Plan&>(*pools_.request_of(token));
   auto plan = std::make_shared<Plan>();
   plan->space = claim.space;

@@ -36,48 +36,61 @@ PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId gene
   return {.past_pool = true, .blocks = recent_.leading(generation, asked, false)};
 }
 
-bool PoolReads::can_read(const Part& part) const {
+bool PoolReads::can_read(const Part& part, const std::shared_ptr<cluster::SourceRate>& rate) const {
   const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
-  return place && place->pages.size() == part.lease->blocks * part.request->shards() &&
+  return place && place->rate == rate &&
+         place->pages.size() == part.lease->blocks * part.request->shards() &&
          !is_paused(part.scheduler, place->node);
 }
 
-void PoolReads::add(Part part) {
+bool PoolReads::add(const Part& part) {
+  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
+  if (!place) return false;
   recent_.note(part.generation,
                std::span(part.request->keys).subspan(part.first, part.lease->blocks));
-  const Id128 token = part.token;
-  claims_[token].push_back(std::make_shared<Leased>(*source_, std::move(part)));
+  const std::uint64_t bytes = part.lease->blocks * part.request->block_bytes();
+  auto leased = std::make_shared<Leased>(*source_, part, place->rate);
+  leased->expected = std::make_unique<cluster::SourceRate::Reserved>(place->rate, bytes);
+  leased->expected_until = clock_.now() + part.expected;
+  claims_.emplace(part.token, std::move(leased));
+  return true;
+}
+
+void PoolReads::forget_expected() {
+  const TimePoint now = clock_.now();
+  for (auto& [token, leased] : claims_) {
+    if (leased->expected && now >= leased->expected_until) leased->expected.reset();
+  }
 }
 
 std::optional<std::size_t> PoolReads::begin_of(const Id128& token) const {
   const auto found = claims_.find(token);
   if (found == claims_.end()) return std::nullopt;
-  return found->second.front()->part.first;
+  return found->second->part.first;
 }
 
 std::size_t PoolReads::end_of(const Id128& token) const {
-  const Leased& last = *claims_.at(token).back();
-  return last.part.first + last.blocks();
+  const Leased& leased = *claims_.at(token);
+  return leased.part.first + leased.blocks();
 }
 
 const cluster::Source::SharedRequest& PoolReads::request_of(const Id128& token) const {
-  return claims_.at(token).front()->part.request;
+  return claims_.at(token)->part.request;
 }
 
 void PoolReads::ended(const Id128& token) { claims_.erase(token); }
 
-void PoolReads::skip(const Id128& token) {
+void PoolReads::skip(const Id128& token, std::size_t first) {
   const TimePoint now = clock_.now();
   std::erase_if(paused_, [&](const auto& each) { return each.second <= now; });
   const auto found = claims_.find(token);
   if (found == claims_.end()) return;
-  for (const std::shared_ptr<Leased>& each : found->second) {
-    skipped_ += each->blocks();
-    if (each->was_unconfirmed) continue;
-    const auto place =
-        source_->in_pool(each->part.lease, service_.pool_access(each->part.scheduler).backend);
-    if (place) paused_[{each->part.scheduler, place->node}] = now + kPause;
-  }
+  const Leased& leased = *found->second;
+  skipped_ += end_of(token) - first;
+  if (leased.was_unconfirmed) return;
+  const Id128& scheduler = leased.part.scheduler;
+  const auto place = source_->in_pool(leased.part.lease, service_.pool_access(scheduler).backend);
+  if (place) paused_[{scheduler, place->node}] = now + kPause;
 }
 
 bool PoolReads::is_paused(const Id128& scheduler, const Id128& node) const {
@@ -99,16 +112,11 @@ Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection
                                                          std::size_t count, engine::PinId pin,
                                                          std::span<const std::uint64_t> known) {
   PEGA_TRY_LET(const auto reader, service_.pool_reader(connection));
-  const auto& parts = claims_.at(token);
-  const auto holds_first = [&](const std::shared_ptr<Leased>& each) {
-    return first >= each->part.first && first - each->part.first < each->blocks();
-  };
-  const auto found = std::ranges::find_if(parts, holds_first);
-  if (found == parts.end() || count == 0) {
+  const std::shared_ptr<Leased>& leased = claims_.at(token);
+  if (first < leased->part.first || first >= end_of(token) || count == 0) {
     return fail(Errc::kInvalidArgument, "open: {} blocks from place {} on, which the claim lacks",
                 count, first);
   }
-  const std::shared_ptr<Leased>& leased = *found;
   const Part& part = leased->part;
   const std::size_t shards = part.request->shards();
   if (reader.generation != part.generation || reader.shard >= shards) {
@@ -128,8 +136,9 @@ Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection
   if (!is_new) {
     return fail(Errc::kInvalidArgument, "pin {} is in use", static_cast<std::uint64_t>(pin));
   }
-  read->second.queued = std::make_shared<cluster::SourceRate::Queued>(
-      part.rate, blocks * part.request->block_bytes());
+  leased->expected.reset();
+  read->second.queued =
+      std::make_shared<cluster::SourceRate::Reserved>(leased->rate, blocks * reader.page_bytes);
   Opened opened{.pages = {}, .source = name_of(place->fabric->incarnation)};
   opened.pages.reserve(blocks);
   for (std::size_t i = at; i < at + blocks; ++i) {
@@ -180,8 +189,8 @@ std::vector<Id128> PoolReads::left(const Id128& connection) {
   std::erase_if(reads_, [&](const auto& each) { return each.first.first == connection; });
   std::erase_if(paused_, [&](const auto& each) { return each.first.first == connection; });
   std::vector<Id128> tokens;
-  for (const auto& [token, parts] : claims_) {
-    if (parts.front()->part.scheduler == connection) tokens.push_back(token);
+  for (const auto& [token, leased] : claims_) {
+    if (leased->part.scheduler == connection) tokens.push_back(token);
   }
   return tokens;
 }

@@ -73,7 +73,7 @@ class PoolReads {
                               std::span<const BlockKey> keys,
                               const cluster::Source::Located& located, std::size_t wanted);
 
-  /// A part of the end of a claim.
+  /// The end of a claim.
   struct Part {
     Id128 token;
     Id128 scheduler;  ///< Its connection.
@@ -81,13 +81,17 @@ class PoolReads {
     std::size_t first = 0;                   ///< The place of its first block in the claim.
     cluster::Source::SharedRequest request;  ///< That of the claim.
     cluster::Source::SharedLease lease;
-    std::shared_ptr<cluster::SourceRate> rate;
+    Duration expected{};  ///< The predicted time until its last block has arrived; 0: unknown.
   };
-  /// Whether the workers can read the leased blocks.
-  [[nodiscard]] bool can_read(const Part& part) const;
-  /// Adds leased blocks to their claim: they follow its other blocks, and have the owner of its
-  /// other parts.
-  void add(Part part);
+  /// Whether the workers can read the leased blocks, and their owner is the one with that rate.
+  [[nodiscard]] bool can_read(const Part& part,
+                              const std::shared_ptr<cluster::SourceRate>& rate) const;
+  /// Adds the leased blocks to their claim, as its end. Until they are opened, or as long as they
+  /// are expected to take, predictions count them. False: their owner was lost meanwhile, and the
+  /// lease stays the caller's.
+  bool add(const Part& part);
+  /// Predictions no longer count blocks that were expected by now.
+  void forget_expected();
   /// The place of the first such block in the claim; no value: it has none.
   [[nodiscard]] std::optional<std::size_t> begin_of(const Id128& token) const;
   /// The place behind the last one. The claim has such blocks.
@@ -96,9 +100,10 @@ class PoolReads {
   [[nodiscard]] const cluster::Source::SharedRequest& request_of(const Id128& token) const;
   /// The claim has ended.
   void ended(const Id128& token);
-  /// A worker of the claim's engine gets them through the pool of this node. Unless one of them was
-  /// read and not confirmed, the engine cannot read the owner's pool, and pauses.
-  void skip(const Id128& token);
+  /// A worker of the claim's engine gets the blocks from the place `first` on through the pool of
+  /// this node. Unless one of them was read and not confirmed, the engine cannot read the owner's
+  /// pool, and pauses.
+  void skip(const Id128& token, std::size_t first);
 
   // ---- workers
 
@@ -129,21 +134,26 @@ class PoolReads {
  private:
   /// Leased blocks, in use by their claim and by reads. Ends the lease with its last user.
   struct Leased {
-    Leased(cluster::Source& its_source, Part&& its_part)
-        : source(its_source), part(std::move(its_part)) {}
+    Leased(cluster::Source& its_source, Part its_part,
+           std::shared_ptr<cluster::SourceRate> its_rate)
+        : source(its_source), part(std::move(its_part)), rate(std::move(its_rate)) {}
     ~Leased() { source.end(part.lease); }
     Leased(const Leased&) = delete;
     Leased& operator=(const Leased&) = delete;
 
     cluster::Source& source;
     Part part;
+    std::shared_ptr<cluster::SourceRate> rate;
+    std::unique_ptr<cluster::SourceRate::Reserved> expected{};  ///< Until the first open.
+    TimePoint expected_until{};
     bool was_unconfirmed = false;  ///< A read was in vain although the pool can be read.
     [[nodiscard]] std::size_t blocks() const { return part.lease->blocks; }
   };
   struct Read {
     std::shared_ptr<Leased> leased;
     std::size_t blocks = 0;
-    std::shared_ptr<cluster::SourceRate::Queued> queued;  ///< Its bytes, until they are confirmed.
+    /// Its bytes, until they are confirmed.
+    std::shared_ptr<cluster::SourceRate::Reserved> queued;
   };
   using Pin = std::pair<Id128, engine::PinId>;
   using Reader = std::pair<Id128, Id128>;  ///< A scheduler's connection, and a node.
@@ -157,7 +167,7 @@ class PoolReads {
   const Clock& clock_;
   const Use use_;
   RecentKeys recent_;
-  std::unordered_map<Id128, std::vector<std::shared_ptr<Leased>>> claims_;  ///< By token, in order.
+  std::unordered_map<Id128, std::shared_ptr<Leased>> claims_;  ///< By token.
   std::map<Pin, Read> reads_;
   std::map<Reader, TimePoint> paused_;              ///< Until then.
   std::unordered_map<Id128, std::uint64_t> names_;  ///< By the incarnation of the fabric.

@@ -231,38 +231,78 @@ TEST_SUITE("pools of other nodes") {
     f.check_rest();
   }
 
-  TEST_CASE("parts that one owner lends one after the other are all read past the pool") {
+  TEST_CASE("of blocks that are lent in parts only the last part is read past the pool") {
     PoolFixture f;
     f.owner().most_per_lease = 4;
     const auto wanted = keys(1, 10);
     REQUIRE(f.claim(kOne, wanted) == 10);
     CHECK(f.owner().leases == 3);
-    const auto first = f.opened(kOne, 0, 10);
-    CHECK(first.in_pool->pages.size() == 4);
-    CHECK(first.opened.coming == 6);
+    for (int i = 0; i < 8; ++i) f.complete();
+    CHECK(f.here(wanted) == 8);
     CHECK(f.opened(kOne, 8, 2).in_pool->pages == pages_of(std::span(wanted).subspan(8)));
-    f.release();
-    --f.last_pin;
     f.release();
     f.unclaim(kOne);
     f.check_rest();
   }
 
-  TEST_CASE("bytes are queued at their owner only while they are read") {
+  TEST_CASE("blocks behind those of another node that are local belong to the claim") {
+    PoolFixture f(Use::kAuto);
+    f.measure();
+    const auto all = keys(1, 12);
+    REQUIRE(f.claim(kOne, all) == 12);
+    f.unclaim(kOne);
+    // The last six come into the pool because they are asked for again.
+    REQUIRE(f.claim(kTwo, std::span(all).subspan(6)) == 6);
+    for (int i = 0; i < 6; ++i) f.complete();
+    f.unclaim(kTwo);
+    f.owner().has = [first = keys(1, 6)](const Bytes32&, const BlockKey& key) {
+      return std::ranges::find(first, key) != first.end();
+    };
+    CHECK(f.claim(kThree, all) == 12);
+    while (!f.fabric.batches.empty()) f.complete();
+    f.unclaim(kThree);
+    f.check_rest();
+  }
+
+  TEST_CASE("a claim whose connection ends while it is made leaves no lease") {
+    PoolFixture f;
+    f.owner().has = [first = keys(1, 4)](const Bytes32&, const BlockKey& key) {
+      return std::ranges::find(first, key) != first.end();
+    };
+    auto extending = f.extend(kOne, keys(1, 4));
+    f.owner().before_lease = [&] {
+      f.fetches->left(f.engine);
+      f.service->disconnected(f.engine);
+    };
+    CHECK(extending.wait(f.io.waitScope).blocks == 0);
+    CHECK(f.fetches->stats().pool_claims == 0);
+    CHECK(f.owner().released.size() == f.owner().leases);
+  }
+
+  TEST_CASE("bytes are queued at their owner until they were expected, and while they are read") {
     PoolFixture f(Use::kAuto);
     f.measure();
     REQUIRE(f.claim(kOne, keys(1, 6)) == 6);
     const auto queued = [&] { return f.source->rate(f.owner())->queued_bytes(); };
-    CHECK(queued() == 0);
+    CHECK(queued() == 6 * kLarge);
     REQUIRE(f.opened(kOne, 0, 6).in_pool);
     CHECK(queued() == 6 * kLarge);
     CHECK(f.confirm().value());
     CHECK(queued() == 0);
     f.release();
-    REQUIRE(f.opened(kOne, 0, 6).in_pool);
+    REQUIRE(f.opened(kOne, 0, 2).in_pool);
+    CHECK(queued() == 2 * kLarge);
     f.release();
     CHECK(queued() == 0);
+
+    // A claim that waits in its engine does not make the owner look busy for long.
+    REQUIRE(f.claim(kTwo, keys(2, 6)) == 6);
+    f.clock.advance(std::chrono::seconds(1));
+    CHECK(f.claim(kThree, keys(3, 4), milliseconds(12)).blocks == 4);
     f.unclaim(kOne);
+    f.unclaim(kTwo);
+    f.unclaim(kThree);
+    CHECK(queued() == 0);
     f.check_rest();
   }
 
