@@ -120,12 +120,11 @@ void ServerOptions::declare(OptionTable& table) {
   table.flag("require-rdma", require_rdma,
              "Refuse to start without RDMA, and use no TCP sockets for blocks, neither to read "
              "from other nodes nor to serve them.");
-  table.text(
-      "direct-pool", direct_pool,
-      "Which blocks of other nodes' pools a worker with pegaflow.direct_nics reads into its "
-      "engine's memory itself, past the pool of this node: auto: those that no other "
-      "request asked for lately, if their pieces have 32 KiB or more; force: all, for tests; "
-      "off: none.");
+  table.text("direct-pool", direct_pool,
+             "Which blocks of other nodes' pools a worker with pegaflow.direct_nics reads into its "
+             "engine's memory itself, past the pool of this node: auto: those that no other "
+             "request needed lately, if their pieces have 32 KiB or more; force: all, for tests; "
+             "off: none.");
   table.text("ucx-library", ucx_library,
              "The file libucp.so.0 of the UCX that drives RDMA cards, 1.13 or newer, with UCX's "
              "other libraries beside it: a vendor's, conda's or your own build. The default is the "

@@ -56,6 +56,9 @@ std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
 /// The longest `patience` of an awaitJob.
 inline constexpr std::chrono::seconds kLongestJobWait{10};
 
+/// The longest time in which a server waits for another node to confirm a lease.
+inline constexpr std::chrono::seconds kLongestConfirm{1};
+
 /// The `worthMicros` of an open without a time limit, as long as the source responds.
 inline constexpr std::uint32_t kWorthForever = 0xFFFFFFFF;
 

@@ -22,9 +22,6 @@ constexpr Duration kCutAfter = std::chrono::milliseconds(20);
 /// calls, with all of its keys.
 constexpr std::size_t kKeysPerQuestion = 256;
 
-/// The time in which the server waits for another node to confirm a lease.
-constexpr Duration kConfirmTime = std::chrono::seconds(1);
-
 /// The pause after a server had too many waiting calls.
 constexpr Duration kBusyPause = std::chrono::milliseconds(100);
 
@@ -229,22 +226,22 @@ void Loads::confirm(const PartId& id) {
   if (part.copies.good_pages() == 0) return on_confirmed(id, false);
   auto request = link_.session().confirmRequest();
   request.setPin(part.pin);
-  tasks_.add(link_
-                 .call(kj::mv(request), state_.options.link.open_deadline + kConfirmTime, "confirm",
-                       [](auto& answer) -> Result<bool> {
-                         if (answer.hasError()) {
-                           return tl::unexpected<Error>(read_error(answer.getError()));
-                         }
-                         return answer.getHeld();
-                       })
-                 .then([this, id](Result<bool>&& held) {
-                   // Otherwise the load has ended with its connection.
-                   const auto job = state_.loads.find(id.ticket);
-                   if (job == state_.loads.end()) return;
-                   const bool waits =
-                       job->second.parts[id.index].phase == LoadPart::Phase::kConfirming;
-                   if (waits) on_confirmed(id, held);
-                 }));
+  tasks_.add(
+      link_
+          .call(kj::mv(request), state_.options.link.open_deadline + kLongestConfirm, "confirm",
+                [](auto& answer) -> Result<bool> {
+                  if (answer.hasError()) {
+                    return tl::unexpected<Error>(read_error(answer.getError()));
+                  }
+                  return answer.getHeld();
+                })
+          .then([this, id](Result<bool>&& held) {
+            // Otherwise the load has ended with its connection.
+            const auto job = state_.loads.find(id.ticket);
+            if (job == state_.loads.end()) return;
+            const bool waits = job->second.parts[id.index].phase == LoadPart::Phase::kConfirming;
+            if (waits) on_confirmed(id, held);
+          }));
 }
 
 void Loads::on_confirmed(const PartId& id, const Result<bool>& held) {

@@ -136,19 +136,25 @@ Result<void> MoverLoop::may_register() const {
 Registration MoverLoop::registration() const {
   const MoverOptions& options = state_.options;
   const KindTable& kinds = state_.kinds;
-  return {.instance = options.link.instance,
-          .rank = options.rank,
-          .ranks = options.ranks,
-          .shard = options.shard.value_or(options.rank),
-          .shards = options.shards.value_or(options.ranks),
-          .node = options.numa_node,
-          .factors = options.factors,
-          .page_bytes = kinds.has_kinds() ? 0 : kinds[0].page_bytes,
-          .block_count = kinds.block_count(),
-          .kinds = registered_kinds(kinds),
-          .unit_tokens = kinds.unit_tokens(),
-          .alignment_tokens = kinds.alignment_tokens(),
-          .cells = options.cells};
+  Registration made{.instance = options.link.instance,
+                    .rank = options.rank,
+                    .ranks = options.ranks,
+                    .shard = options.shard.value_or(options.rank),
+                    .shards = options.shards.value_or(options.ranks),
+                    .node = options.numa_node,
+                    .factors = options.factors,
+                    .page_bytes = kinds.has_kinds() ? 0 : kinds[0].page_bytes,
+                    .block_count = kinds.block_count(),
+                    .kinds = registered_kinds(kinds),
+                    .unit_tokens = kinds.unit_tokens(),
+                    .alignment_tokens = kinds.alignment_tokens(),
+                    .cells = options.cells,
+                    .direct = offered()};
+  // No checksum is compared of what a network card reads.
+  made.reads_pools = made.direct && made.direct->network && link_.server_has(kFeaturePools) &&
+                     options.verify == PageVerification::kOff;
+  made.reads_pools_slowly = !options.is_network_fast;
+  return made;
 }
 
 std::optional<OfferedMemory> MoverLoop::offered() const {
@@ -175,12 +181,7 @@ std::optional<OfferedMemory> MoverLoop::offered() const {
 kj::Promise<Result<void>> MoverLoop::register_rank() {
   if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
-  Registration sent = registration();
-  sent.direct = offered();
-  // No checksum is compared of what a network card reads.
-  sent.reads_pools = sent.direct && sent.direct->network && link_.server_has(kFeaturePools) &&
-                     state_.options.verify == PageVerification::kOff;
-  sent.reads_pools_slowly = !state_.options.is_network_fast;
+  const Registration sent = registration();
   state_.reads_pools = sent.reads_pools;
   write_registration(sent, request);
   if (sent.direct) {

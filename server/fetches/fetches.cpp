@@ -167,6 +167,18 @@ std::size_t Fetches::choose(Plan& plan, const cluster::Source::Located& located)
 
 /// Has the leased blocks read, by the workers or into the pool.
 kj::Promise<void> Fetches::use(const OnePlan& plan, const SharedLease& lease) {
+  if (set_aside(plan, lease)) return kj::READY_NOW;
+  return take_frames(plan, lease, plan->claimed).then([this, lease]() { source_->end(lease); });
+}
+
+/// Makes the leased blocks the pending part if the workers can read them and nothing here follows.
+bool Fetches::set_aside(const OnePlan& plan, const SharedLease& lease) {
+  const bool is_whole = lease->blocks == plan->wanted && extending_.contains(plan->token);
+  if (!plan->past_pool || !is_whole) return false;
+  const std::size_t end = plan->claimed + lease->blocks;
+  // Blocks behind them that are here would not belong to the claim.
+  const bool ends_here =
+      end == plan->keys.size() || service_.present(plan->space, {&plan->keys[end], 1}) == 0;
   PoolReads::Part part{.token = plan->token,
                        .scheduler = plan->connection,
                        .generation = plan->generation,
@@ -174,17 +186,10 @@ kj::Promise<void> Fetches::use(const OnePlan& plan, const SharedLease& lease) {
                        .request = plan,
                        .lease = lease,
                        .expected = plan->arrival.last};
-  const std::size_t end = plan->claimed + lease->blocks;
-  const bool is_whole = lease->blocks == plan->wanted && extending_.contains(plan->token);
-  // Blocks behind them that are here would not belong to the claim.
-  const bool ends_here =
-      end == plan->keys.size() || service_.present(plan->space, {&plan->keys[end], 1}) == 0;
-  if (plan->past_pool && is_whole && ends_here && pools_.can_read(part, plan->rate)) {
-    plan->claimed = end;
-    plan->pending = std::move(part);
-    return kj::READY_NOW;
-  }
-  return take_frames(plan, lease, plan->claimed).then([this, lease]() { source_->end(lease); });
+  if (!ends_here || !pools_.can_read(part, plan->rate)) return false;
+  plan->claimed = end;
+  plan->pending = std::move(part);
+  return true;
 }
 
 /// Has the pending part, which other blocks follow, read into the pool, and all that follows.
@@ -318,15 +323,18 @@ kj::Promise<std::size_t> Fetches::prefetch(CacheService::Wants wants, const Id12
   plan->hints = std::move(hints);
   plan->prefetched = std::move(wants);
   extending_.insert(token);
-  return take_frames(plan, nullptr, 0)
-      .then([this, plan]() -> kj::Promise<void> {
-        if (plan->claimed == plan->keys.size() || !source_->is_ready()) return kj::READY_NOW;
-        return query_source(plan);
-      })
-      .then([this, plan]() {
-        extending_.erase(plan->token);
-        return plan->claimed;
-      });
+  return join_and_query(plan).then([this, plan]() {
+    extending_.erase(plan->token);
+    return plan->claimed;
+  });
+}
+
+/// Extends the claim by blocks in flight, and then by those of the source.
+kj::Promise<void> Fetches::join_and_query(const OnePlan& plan) {
+  return take_frames(plan, nullptr, 0).then([this, plan]() -> kj::Promise<void> {
+    if (plan->claimed == plan->keys.size() || !source_->is_ready()) return kj::READY_NOW;
+    return query_source(plan);
+  });
 }
 
 // ---- results of the source

@@ -253,6 +253,8 @@ class Fetches final : private cluster::Source::Sink, private kj::TaskSet::ErrorH
                                 std::size_t leased_from);
   std::size_t choose(Plan& plan, const cluster::Source::Located& located);
   kj::Promise<void> use(const OnePlan& plan, const SharedLease& lease);
+  bool set_aside(const OnePlan& plan, const SharedLease& lease);
+  kj::Promise<void> join_and_query(const OnePlan& plan);
   kj::Promise<void> read_pending(const OnePlan& plan);
   void add_pending(Plan& plan);
   // ---- claims on several kinds

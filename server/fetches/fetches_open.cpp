@@ -84,20 +84,12 @@ void Fetches::fetch_into_pool(const Id128& token) {
   plan->through_pool = true;
   extending_.insert(token);
   // Another claim may have brought some of them.
-  tasks_.add(take_frames(plan, nullptr, 0)
-                 .then([this, plan]() -> kj::Promise<void> {
-                   if (plan->claimed == plan->keys.size() || !source_->is_ready()) {
-                     return kj::READY_NOW;
-                   }
-                   return query_source(plan);
-                 })
-                 .then([this, plan]() {
-                   extending_.erase(plan->token);
-                   const auto made = into_pool_.find(plan->token);
-                   if (made != into_pool_.end())
-                     made->second = {.is_made = true, .end = plan->claimed};
-                   wake_openings();
-                 }));
+  tasks_.add(join_and_query(plan).then([this, plan]() {
+    extending_.erase(plan->token);
+    const auto made = into_pool_.find(plan->token);
+    if (made != into_pool_.end()) made->second = {.is_made = true, .end = plan->claimed};
+    wake_openings();
+  }));
 }
 
 kj::Promise<Result<Fetches::Arrived>> Fetches::open_here(const Id128& connection,

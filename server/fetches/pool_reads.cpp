@@ -1,10 +1,9 @@
 #include "server/fetches/pool_reads.h"
 
 #include <algorithm>
-#include <string>
 
-#include "base/assert.h"
 #include "base/log.h"
+#include "capnp/wire/codec.h"
 #include "server/cache/cache_service.h"
 
 namespace pegaflow::server {
@@ -12,7 +11,7 @@ namespace {
 
 constexpr Log kLog{"fetch"};
 
-/// Names of fabrics that are kept: workers forget those that they no longer read.
+/// Limit of the names of fabrics; beyond it they are given anew.
 constexpr std::size_t kMostNames = 1024;
 
 }  // namespace
@@ -36,15 +35,19 @@ PoolReads::Choice PoolReads::choose(const Id128& scheduler, engine::SpaceId gene
   return {.past_pool = true, .blocks = recent_.leading(generation, asked, false)};
 }
 
+std::optional<cluster::Source::InPool> PoolReads::place_of(const Part& part) const {
+  return source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
+}
+
 bool PoolReads::can_read(const Part& part, const std::shared_ptr<cluster::SourceRate>& rate) const {
-  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
+  const auto place = place_of(part);
   return place && place->rate == rate &&
          place->pages.size() == part.lease->blocks * part.request->shards() &&
          !is_paused(part.scheduler, place->node);
 }
 
 bool PoolReads::add(const Part& part) {
-  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
+  const auto place = place_of(part);
   if (!place) return false;
   recent_.note(part.generation,
                std::span(part.request->keys).subspan(part.first, part.lease->blocks));
@@ -88,9 +91,8 @@ void PoolReads::skip(const Id128& token, std::size_t first) {
   const Leased& leased = *found->second;
   skipped_ += end_of(token) - first;
   if (leased.was_unconfirmed) return;
-  const Id128& scheduler = leased.part.scheduler;
-  const auto place = source_->in_pool(leased.part.lease, service_.pool_access(scheduler).backend);
-  if (place) paused_[{scheduler, place->node}] = now + kPause;
+  const auto place = place_of(leased.part);
+  if (place) paused_[{leased.part.scheduler, place->node}] = now + kPause;
 }
 
 bool PoolReads::is_paused(const Id128& scheduler, const Id128& node) const {
@@ -123,7 +125,7 @@ Result<std::optional<PoolReads::Opened>> PoolReads::open(const Id128& connection
     return fail(Errc::kInvalidArgument,
                 "the claim is on blocks of another namespace or generation");
   }
-  const auto place = source_->in_pool(part.lease, service_.pool_access(part.scheduler).backend);
+  const auto place = place_of(part);
   if (!place) return std::optional<Opened>();
   const std::size_t at = first - part.first;
   const std::uint64_t fit = kReadBytes / std::max<std::uint64_t>(1, reader.page_bytes);
@@ -159,7 +161,7 @@ kj::Promise<Result<bool>> PoolReads::confirm(const Id128& connection, engine::Pi
                              static_cast<std::uint64_t>(pin)));
   }
   found->second.queued.reset();  // The bytes have arrived, or never will.
-  return source_->confirm_reads(found->second.leased->part.lease, kConfirmTime)
+  return source_->confirm_reads(found->second.leased->part.lease, kLongestConfirm)
       .then([this, connection, read = found->second](bool held) {
         return Result<bool>(note_confirmed(connection, read, held));
       });

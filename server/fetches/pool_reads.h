@@ -39,15 +39,13 @@ class PoolReads {
  public:
   enum class Use : std::uint8_t {
     kOff,
-    kAuto,   ///< Blocks that were not asked for lately, in pieces that are worth a request each,
+    kAuto,   ///< Blocks that no request needed lately, in pieces that are worth a request each,
              ///< of an owner whose rate is known.
     kForce,  ///< All blocks.
   };
   /// Limits of the claims with such blocks, and of reads in flight.
   static constexpr std::size_t kMostClaims = 4096;
   static constexpr std::size_t kMostReads = std::size_t{1} << 16;
-  /// How long the owner of a lease may take to confirm it.
-  static constexpr std::chrono::seconds kConfirmTime{1};
   /// An engine that could not read a node's pool does not read it again before this has passed.
   static constexpr std::chrono::seconds kPause{30};
   /// With kAuto: the least mean size of the pieces in which a worker reads a page. The server reads
@@ -158,6 +156,8 @@ class PoolReads {
   using Pin = std::pair<Id128, engine::PinId>;
   using Reader = std::pair<Id128, Id128>;  ///< A scheduler's connection, and a node.
 
+  /// Where the blocks are, for the workers of the claim's engine.
+  [[nodiscard]] std::optional<cluster::Source::InPool> place_of(const Part& part) const;
   [[nodiscard]] bool is_paused(const Id128& scheduler, const Id128& node) const;
   std::uint64_t name_of(const Id128& fabric);
   bool note_confirmed(const Id128& connection, const Read& read, bool held);

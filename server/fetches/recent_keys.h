@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The blocks that were asked for lately, for a policy that may err.
+/// The blocks that were requested lately, for a policy that may err.
 
 #include <cstddef>
 #include <cstdint>

@@ -187,15 +187,12 @@ class SessionImpl final : public wire::Session::Server {
             return fetches_.open(connection_, token, first, count, pin, wait);
           })
           .then([this, call, measured](Result<Fetches::Arrived>&& arrived) mutable {
-            if (arrived && arrived->in_pool) return answer_in_pool(*arrived, call, measured);
-            const auto late = arrived ? arrived->late : Fetches::Late::kNo;
-            return answer_open(std::move(arrived).map(
-                                   [](Fetches::Arrived&& one) { return std::move(one.opened); }),
-                               call, measured, late);
+            return answer_open(arrived, call, measured);
           });
     }
     if (loads_.is_idle() && count <= CacheService::kOpenSlice) {
-      return answer_open(service_.open(connection_, token, first, count, pin), call, measured);
+      return answer_open(as_arrived(service_.open(connection_, token, first, count, pin)), call,
+                         measured);
     }
     auto state = kj::heap<Result<CacheService::Opened>>();
     Result<CacheService::Opened>& opened = *state;
@@ -203,7 +200,7 @@ class SessionImpl final : public wire::Session::Server {
         .run(context_.timer, [this, &opened, token, first, count,
                               pin]() { return open_slice(token, first, count, pin, opened); })
         .then([this, call, measured, state = kj::mv(state)]() mutable {
-          return answer_open(*state, call, measured);
+          return answer_open(as_arrived(std::move(*state)), call, measured);
         });
   }
 
@@ -585,23 +582,14 @@ class SessionImpl final : public wire::Session::Server {
     return finish(measured, found);
   }
 
-  kj::Promise<void> answer_open(const Result<CacheService::Opened>& opened, OpenContext call,
-                                const Measured& measured, Fetches::Late late = Fetches::Late::kNo) {
-    if (opened) {
-      const std::size_t words = opened->slots.size() / 2 + opened->checksums.size() + 8;
-      write_opened(*opened, late, call.getResults(capnp::MessageSize{words, 0}));
+  kj::Promise<void> answer_open(const Result<Fetches::Arrived>& arrived, OpenContext call,
+                                const Measured& measured) {
+    if (arrived) {
+      write_arrived(*arrived, call.getResults(capnp::MessageSize{words_of(*arrived), 0}));
     } else {
-      write_error(opened.error(), call.getResults().initError());
+      write_error(arrived.error(), call.getResults().initError());
     }
-    return finish(measured, opened);
-  }
-
-  /// Answers with blocks in the pool of another node.
-  kj::Promise<void> answer_in_pool(const Fetches::Arrived& arrived, OpenContext call,
-                                   const Measured& measured) {
-    const std::size_t words = arrived.in_pool->pages.size() / 2 + 64;
-    write_in_pool(arrived, call.getResults(capnp::MessageSize{words, 0}));
-    return finish(measured, Result<void>());
+    return finish(measured, arrived);
   }
 
   /// True while there are keys left to claim.

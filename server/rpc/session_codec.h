@@ -118,25 +118,34 @@ inline Result<PromptChain> read_chain(const wire::Session::ReportChainParams::Re
   return chain;
 }
 
-inline void write_opened(const CacheService::Opened& opened, Fetches::Late late,
-                         wire::Session::OpenResults::Builder results) {
+/// The answer to an open of blocks that are all here.
+inline Result<Fetches::Arrived> as_arrived(Result<CacheService::Opened>&& opened) {
+  return std::move(opened).map(
+      [](CacheService::Opened&& here) { return Fetches::Arrived{.opened = std::move(here)}; });
+}
+
+/// The size of its message, without what may be large in rare cases.
+inline std::size_t words_of(const Fetches::Arrived& arrived) {
+  const CacheService::Opened& opened = arrived.opened;
+  const std::size_t here = opened.slots.size() / 2 + opened.checksums.size() + 8;
+  return arrived.in_pool ? here + arrived.in_pool->pages.size() / 2 + 56 : here;
+}
+
+inline void write_arrived(const Fetches::Arrived& arrived,
+                          wire::Session::OpenResults::Builder results) {
+  const CacheService::Opened& opened = arrived.opened;
   write_slots(opened.slots, results.initSlots(static_cast<unsigned>(opened.slots.size())));
   const auto checksums = static_cast<unsigned>(opened.checksums.size());
   if (checksums != 0) {
     write_numbers<std::uint64_t>(opened.checksums, results.initChecksums(checksums));
   }
   results.setComing(static_cast<std::uint32_t>(opened.coming));
-  results.setLate(to_wire(late));
-}
-
-/// Blocks in the pool of another node.
-inline void write_in_pool(const Fetches::Arrived& arrived,
-                          wire::Session::OpenResults::Builder results) {
+  results.setLate(to_wire(arrived.late));
+  if (!arrived.in_pool) return;
   const PoolReads::Opened& in_pool = *arrived.in_pool;
   write_slots(in_pool.pages, results.initPages(static_cast<unsigned>(in_pool.pages.size())));
   results.setSource(in_pool.source);
   if (in_pool.fabric) write_fabric(*in_pool.fabric, results.initFabric());
-  results.setComing(static_cast<std::uint32_t>(arrived.opened.coming));
 }
 
 inline void write_journal(const CacheService::Journal& journal,

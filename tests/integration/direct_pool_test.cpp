@@ -5,7 +5,6 @@
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -61,6 +60,15 @@ struct Pools {
                                       loaded.failed_blocks) == 0);
     worker.engine->session().unclaim(claimed.token);
     return loaded;
+  }
+
+  /// Begins to load blocks into blocks 0, 1, ... of the reader, whose reads wait.
+  CacheSession::Answer begin_held_load(std::uint64_t load, const Numbers& numbers) {
+    CacheSession::Answer claimed = claim(reader, numbers);
+    reader.how.is_held = true;
+    REQUIRE(reader.engine->mover().load(load, claimed.token, 0, blocks_from(0, numbers.size())));
+    REQUIRE(here.metric_becomes("pegaflow_direct_pool_reads", 1));
+    return claimed;
   }
 
   void check_nothing_is_left() const {
@@ -164,10 +172,7 @@ TEST_SUITE("reads of other nodes' pools") {
     Pools f;
     const Numbers numbers = numbers_from(1, 8);
     f.save(numbers);
-    const CacheSession::Answer claimed = f.claim(f.reader, numbers);
-    f.reader.how.is_held = true;
-    REQUIRE(f.reader.engine->mover().load(7, claimed.token, 0, blocks_from(0, 8)));
-    REQUIRE(f.here.metric_becomes("pegaflow_direct_pool_reads", 1));
+    const CacheSession::Answer claimed = f.begin_held_load(7, numbers);
     CacheSession& session = f.writer.engine->session();
     REQUIRE(session.take_reset(session.ask_reset(kHang).value(), kHang));
     f.reader.how.is_held = false;
@@ -186,10 +191,7 @@ TEST_SUITE("reads of other nodes' pools") {
     Pools f;
     const Numbers numbers = numbers_from(1, 8);
     f.save(numbers);
-    const CacheSession::Answer claimed = f.claim(f.reader, numbers);
-    f.reader.how.is_held = true;
-    REQUIRE(f.reader.engine->mover().load(7, claimed.token, 0, blocks_from(0, 8)));
-    REQUIRE(f.here.metric_becomes("pegaflow_direct_pool_reads", 1));
+    const CacheSession::Answer claimed = f.begin_held_load(7, numbers);
     f.reader.engine->mover().cancel_load(7);
     f.reader.engine->session().unclaim(claimed.token);
     f.reader.how.is_held = false;
@@ -217,10 +219,7 @@ TEST_SUITE("reads of other nodes' pools") {
     Pools f;
     const Numbers numbers = numbers_from(1, 8);
     f.save(numbers);
-    const CacheSession::Answer claimed = f.claim(f.reader, numbers);
-    f.reader.how.is_held = true;
-    REQUIRE(f.reader.engine->mover().load(7, claimed.token, 0, blocks_from(0, 8)));
-    REQUIRE(f.here.metric_becomes("pegaflow_direct_pool_reads", 1));
+    const CacheSession::Answer claimed = f.begin_held_load(7, numbers);
     f.owner.kill();
     f.reader.how.is_held = false;
 
@@ -264,8 +263,11 @@ TEST_SUITE("reads of other nodes' pools") {
     const CacheSession::Answer claimed = f.claim(f.reader, numbers);
     f.reader.device->hold();
     REQUIRE(f.reader.engine->mover().load(7, claimed.token, 0, blocks_from(20, 20)));
-    // Longer than a load waits for blocks from another node.
-    std::this_thread::sleep_for(milliseconds(700));
+    // A load of blocks that no engine has ends after a longer time than the first one waits.
+    REQUIRE(f.reader.follow(8, numbers_from(900, 1), blocks_from(50, 1), {}, milliseconds(700)));
+    const Mover::Finished late = f.reader.engine->next_finished();
+    REQUIRE(late.id == 8);
+    CHECK(code_of(late) == Errc::kTimeout);
     f.reader.device->allow_all();
     const Mover::Finished loaded = f.reader.engine->next_finished();
     CHECK(error_of(loaded) == "");

@@ -204,7 +204,7 @@ TEST_SUITE("pools of other nodes") {
     PoolFixture f(Use::kAuto);
     f.measure();
     const auto all = keys(1, 12);
-    // The end was asked for lately, with a beginning that was local then.
+    // The end was requested lately, with a beginning that was local then.
     REQUIRE(f.claim(kOne, std::span(all).subspan(4)) == 8);
     f.unclaim(kOne);
     REQUIRE(f.claim(kTwo, all) == 12);
