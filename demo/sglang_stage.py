@@ -14,7 +14,6 @@ from demo.children import StartsChildren
 from demo.diagnosis import describe
 from demo.progress import Progress
 from demo.prompts import PromptMaker
-from tests.support import sglang_classes
 from tests.support.child_process import ChildFailed
 from tests.support.sglang_process import EngineFailed, EngineProcess
 from tests.support.vllm_server import PegaServer
@@ -88,8 +87,12 @@ class SglangStage(StartsChildren):
         Raises:
             ChildFailed: SGLang is not installed.
         """
+        # Its import prepares SGLang's modules, which replaces others: for this setup alone.
+        from tests.support import sglang_classes
+
         if reason := sglang_classes.missing():
             raise ChildFailed("SGLang is missing", reason)
+        self._installed = str(sglang_classes.DIRECTORY)
         self.progress = Progress()
         self.maker = PromptMaker(seed, 2048)
         self.figures: dict[str, Any] = {}
@@ -99,9 +102,7 @@ class SglangStage(StartsChildren):
 
     @property
     def versions(self) -> dict[str, str]:
-        found = importlib.metadata.distributions(
-            name="sglang", path=[str(sglang_classes.DIRECTORY)]
-        )
+        found = importlib.metadata.distributions(name="sglang", path=[self._installed])
         return {"sglang": next(iter(found)).version}
 
     def describe(self) -> str:
