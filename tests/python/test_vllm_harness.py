@@ -74,6 +74,27 @@ def test_a_path_too_long_for_a_unix_socket_is_refused_before_the_start(
     assert not any(long.iterdir())
 
 
+def test_a_launched_server_has_its_port_and_its_own_temporary_files(tmp_path: Path) -> None:
+    class Idle(VllmServer):
+        def command(self) -> list[str]:
+            return ["sleep", "60"]
+
+    server = Idle(VllmOptions(Path("model")), tmp_path)
+    server.launch()
+    try:
+        assert server.http != "127.0.0.1:0"
+        assert Path(server.env["TMPDIR"]).is_dir()
+    finally:
+        server.kill()
+    assert not Path(server.env["TMPDIR"]).exists()
+
+
+def test_another_python_runs_its_own_vllm(tmp_path: Path) -> None:
+    options = VllmOptions(Path("model"), python=Path("/other/bin/python"))
+    command = VllmServer(options, tmp_path).command()
+    assert command[:4] == ["/other/bin/python", "-m", "vllm.entrypoints.cli.main", "serve"]
+
+
 def test_another_port_is_tried_if_the_first_one_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,8 @@ class ModelShape:
     kv_heads: int = 8
     head_dim: int = 64
     dtype: str = "float32"
+    #: Of make_model.py: with 3, attention is peaked.
+    score_std: int = 1
 
     @property
     def vocabulary(self) -> int:
@@ -69,19 +71,22 @@ class ModelShape:
         name = (
             f"llama-{self.layers}x{self.hidden}-{self.heads}-{self.kv_heads}-"
             f"{self.head_dim}-{self.dtype}"
-        )
+        ) + (f"-{self.score_std}" if self.score_std != 1 else "")
         return REPOSITORY / "build" / "models" / name
 
 
-def ensure_model(shape: ModelShape = ModelShape()) -> Path:
+def ensure_model(shape: ModelShape = ModelShape(), python: Path | None = None) -> Path:
     """The directory of the model, made at the first call (seconds) and kept for all later ones.
 
-    It is made again once its script has changed.
+    It is made again once its script has changed. ``python``: an interpreter with PyTorch; None:
+    that of venv_bin().
     """
     options = []
     for flag in ("layers", "hidden", "heads", "kv_heads", "head_dim", "dtype"):
         options += ["--" + flag.replace("_", "-"), str(getattr(shape, flag))]
-    return _ensure(shape.directory(), "make_model.py", lambda making: [making, *options])
+    if shape.score_std != 1:
+        options += ["--score-std", str(shape.score_std)]
+    return _ensure(shape.directory(), "make_model.py", lambda making: [making, *options], python)
 
 
 def ensure_hybrid(family: str) -> Path:
@@ -97,7 +102,12 @@ def ensure_eagle() -> Path:
     )
 
 
-def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[Any]]) -> Path:
+def _ensure(
+    directory: Path,
+    script: str,
+    arguments: Callable[[Path], Sequence[Any]],
+    python: Path | None = None,
+) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     recipe = _recipe(script, arguments(Path(directory.name)))
     # The lock serves two runs at once; the rename keeps an interrupted run from leaving half a
@@ -108,7 +118,8 @@ def _ensure(directory: Path, script: str, arguments: Callable[[Path], Sequence[A
             return directory
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as temporary:
             making = Path(temporary, "model")
-            command = [venv_bin() / "python", REPOSITORY / "tools/vllm-cpu" / script]
+            interpreter = python or venv_bin() / "python"
+            command = [interpreter, REPOSITORY / "tools/vllm-cpu" / script]
             command += arguments(making)
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode != 0:
@@ -165,10 +176,12 @@ class VllmOptions:
     arguments: Sequence[str] = ()
     #: Directories of the modules that vLLM must import (the build's python/).
     python_path: Sequence[Path] = ()
+    #: An interpreter with another vLLM than that of venv_bin().
+    python: Path | None = None
 
 
 class VllmServer(ChildProcess):
-    """One ``vllm serve`` on the CPU, offline, on a free port.
+    """One ``vllm serve``, offline, on a free port; on the CPU, if ``options.python`` is not set.
 
     ``directory`` gets the log: vllm.log, appended by each start. vLLM's temporary files lie in a
     directory of their own while it runs, with a short path because Unix sockets are among them.
@@ -217,14 +230,23 @@ class VllmServer(ChildProcess):
         if self.running():
             raise ChildFailed(f"{self.name} is already started")
         for last_try in (False, False, True):
-            self._port = free_port()
-            self._make_temporary()
+            self._choose_places()
             try:
                 return super().start()
             except ChildFailed:
                 if last_try or "address already in use" not in self.log_text().lower():
                     raise
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def launch(self) -> None:
+        """Starts it and does not wait. Unlike start(), it tries one port."""
+        if self._temporary is None:
+            self._choose_places()
+        super().launch()
+
+    def _choose_places(self) -> None:
+        self._port = free_port()
+        self._make_temporary()
 
     def _make_temporary(self) -> None:
         temporary = Path(tempfile.mkdtemp(prefix="pega-vllm-"))
@@ -237,8 +259,11 @@ class VllmServer(ChildProcess):
 
     def command(self) -> list[str]:
         options = self.options
+        program = [str(venv_bin() / "vllm")]
+        if options.python is not None:  # its script may be missing, or be another one's
+            program = [str(options.python), "-m", "vllm.entrypoints.cli.main"]
         command = [
-            str(venv_bin() / "vllm"),
+            *program,
             "serve",
             str(options.model),
             *("--served-model-name", MODEL_NAME),

@@ -40,6 +40,7 @@ def shape(seed: int) -> argparse.Namespace:
         vocab=2048,
         max_len=8192,
         dtype="float32",
+        score_std=1,
     )
 
 

@@ -4,10 +4,13 @@
 usage: make_model.py DIR [--seed N] [--no-weights] [--layers 4] [--hidden 256]
                          [--heads 8] [--kv-heads 4] [--head-dim 32]
                          [--vocab 2048] [--max-len 8192] [--dtype float32]
+                         [--score-std 1]
 
 The same arguments give the same bytes, so two servers that load two such
 directories are the same model.  --no-weights leaves the safetensors file out
-(then serve with --load-format dummy).  The tokenizer is a byte-level BPE
+(then serve with --load-format dummy).  --score-std is about the standard deviation of the
+attention's scores: with 1 it is almost uniform over a long prompt, with 3 it is peaked, so that a
+wrong block shows in the answers in spite of bfloat16's rounding.  The tokenizer is a byte-level BPE
 trained on made-up words: any text is encodable; ids 0, 1, 2 are </s>, <s>, <pad>.
 """
 
@@ -92,6 +95,8 @@ def make_weights(out: pathlib.Path, a: argparse.Namespace) -> None:
         for n, s in shapes.items()
     }
     for i in range(a.layers):
+        if a.score_std != 1:
+            w[f"model.layers.{i}.self_attn.q_proj.weight"] *= a.score_std
         for n in ("input_layernorm", "post_attention_layernorm"):
             w[f"model.layers.{i}.{n}.weight"] = torch.ones(h, dtype=dt)
     w["model.norm.weight"] = torch.ones(h, dtype=dt)
@@ -145,6 +150,7 @@ def main() -> None:
     ):
         ap.add_argument("--" + n, type=int, default=d)
     ap.add_argument("--dtype", default="float32")
+    ap.add_argument("--score-std", type=int, default=1)
     a = ap.parse_args()
     out = pathlib.Path(a.dir)
     out.mkdir(parents=True, exist_ok=True)
