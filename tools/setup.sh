@@ -129,6 +129,48 @@ need_vllm() {
     need_venv
 }
 
+# need_gpu_python: sets gpu_python to a Python whose vLLM runs on GPUs: PEGA_VLLM_PYTHON, or that of
+# .venv-gpu, for which 4.1 GB are downloaded the first time.
+need_gpu_python() {
+    if [ -n "${PEGA_VLLM_PYTHON:-}" ]; then
+        gpu_python=$PEGA_VLLM_PYTHON
+        case $gpu_python in
+            /*) ;;
+            *) die "PEGA_VLLM_PYTHON: '$gpu_python' is not an absolute path of a Python" ;;
+        esac
+        [ -x "$gpu_python" ] || die "PEGA_VLLM_PYTHON: $gpu_python is missing, or is no program"
+        check_gpu_python "PEGA_VLLM_PYTHON: $gpu_python"
+        return
+    fi
+    need_packages build vllm
+    tools/vllm-gpu/install.sh .venv-gpu ||
+        die "vLLM could not be installed into .venv-gpu, which needs access to pypi.org and 9 GB on" \
+            "the disk; when that is fixed, run ./dev again. --device cpu needs neither, and" \
+            "PEGA_VLLM_PYTHON=PYTHON takes a vLLM that is installed"
+    gpu_python="$PWD/.venv-gpu/bin/python"
+    check_gpu_python "$gpu_python"
+}
+
+# check_gpu_python NAME: ends with a message that begins with NAME if gpu_python cannot run vLLM on a
+# GPU, or lacks a package that the demo needs.
+check_gpu_python() {
+    local reason
+    reason=$("$gpu_python" - 2>&1 <<'PROBE'
+import importlib.util
+
+needed = ("vllm", "torch", "tokenizers", "safetensors", "zmq")
+missing = [name for name in needed if importlib.util.find_spec(name) is None]
+if missing:
+    raise SystemExit("it has no " + ", ".join(missing))
+import torch
+
+if not torch.cuda.is_available():
+    cuda = torch.version.cuda or "none"
+    raise SystemExit(f"its PyTorch (CUDA {cuda}) finds no GPU; the driver may be too old for it")
+PROBE
+    ) || die "$1 cannot run vLLM on a GPU: $(tail -n 1 <<<"$reason")"
+}
+
 # want_sglang: SGLang's cache classes in build/sglang, after need_vllm. Without them the tests of
 # SGLang are skipped, and say so.
 want_sglang() {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 # Where imports are looked up, after the own folder of a script.
 PATHS = ("", "pyclient", "tests/support", "tests/integration")
-SKIPPED = {".git", ".venv", "build", "node_modules"}
+SKIPPED = {".git", ".venv", ".venv-gpu", "build", "node_modules"}
 
 
 @dataclasses.dataclass
