@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/os/unique_fd.h"
 #include "base/page_layout.h"
 #include "transport/checksum.h"
 #include "transport/region.h"
@@ -21,6 +23,17 @@ namespace pegaflow {
 
 /// The name of an allocation on a GPU, for other processes of this host: CUDA's IPC handle.
 using MemoryHandle = std::array<std::byte, 64>;
+
+/// Memory of a GPU that has no such name: ranges of addresses, each of several allocations of
+/// CUDA's virtual memory management (PyTorch's expandable segments).
+struct MappedMemory {
+  /// By range: the sizes of its allocations, in the order of their addresses.
+  std::vector<std::vector<std::uint64_t>> ranges{};
+  std::vector<std::uint32_t> range_of{};  ///< The range that contains a segment, by segment.
+  /// A DescriptorBox with a descriptor of each allocation, in the order of `ranges`. They keep the
+  /// memory from being freed.
+  std::shared_ptr<const UniqueFd> descriptors{};
+};
 
 /// Memory as engines of other hosts read it through a Fabric.
 struct NetworkMemory {
@@ -40,15 +53,19 @@ struct PeerMemory {
   /// In the order of the page; `base` is an address in that process and must not be dereferenced.
   std::vector<Segment> segments{};
   std::uint64_t block_count = 0;
-  /// Empty for ordinary memory. Of a GPU, one for each segment: the allocation that contains it,
-  /// and the segment's `base` is its offset in there.
+  /// Memory of a GPU has one for each segment: the allocation that contains it, and the segment's
+  /// `base` is its offset in there. Or `mapped`, and `base` is the offset in a range. Ordinary
+  /// memory has neither.
   std::vector<MemoryHandle> handles{};
+  std::optional<MappedMemory> mapped{};
   /// That process's pidfd. Borrowed until remove_peer() or detach() has returned. -1: it is on
   /// another host.
   int process = -1;
   /// How other hosts reach it, if they can. For a process on another host the only way: the bases
   /// of the segments, the handles and the pidfd have no meaning then.
   std::optional<NetworkMemory> network{};
+
+  [[nodiscard]] bool is_on_gpu() const noexcept { return !handles.empty() || mapped.has_value(); }
 };
 
 /// Copies pages between an engine's blocks and the pool, on threads of its own.

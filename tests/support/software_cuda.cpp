@@ -127,6 +127,7 @@ SoftwareCuda::~SoftwareCuda() {
   }
   changed_.notify_all();
   thread_.join();
+  return_adopted();
 }
 
 void SoftwareCuda::hold() {
@@ -198,7 +199,8 @@ std::size_t SoftwareCuda::registered_ranges() const {
 }
 std::size_t SoftwareCuda::live_objects() const {
   const std::lock_guard lock(mutex_);
-  return streams_.size() - 1 + events_.size() + memory_.size() + locked_.size() + opened_.size();
+  return streams_.size() - 1 + events_.size() + memory_.size() + locked_.size() + opened_.size() +
+         reserved_.size() + mapped_.size();
 }
 std::size_t SoftwareCuda::copies() const {
   const std::lock_guard lock(mutex_);
@@ -376,6 +378,7 @@ Status SoftwareCuda::allocate(std::uint64_t bytes, DeviceAddress& address) {
   const std::lock_guard lock(mutex_);
   if (broken_ != cuda::kSuccess) return broken_;
   if (bytes > memory_left_ || bytes >= refuse_from_) return cuda::kOutOfMemory;
+  if (piece_bytes_ != 0) return allocate_expandable(bytes, address);
   memory_left_ -= bytes;
   // Aligned as CUDA's allocations are.
   auto memory = std::make_unique<std::byte[]>(bytes + 256);
@@ -386,6 +389,7 @@ Status SoftwareCuda::allocate(std::uint64_t bytes, DeviceAddress& address) {
 }
 Status SoftwareCuda::release(DeviceAddress address) {
   const std::lock_guard lock(mutex_);
+  if (reserved_.contains(address)) return release_expandable(address);
   const auto found = memory_.find(address);
   if (found == memory_.end()) return kInvalidValue;
   memory_left_ += found->second.second;

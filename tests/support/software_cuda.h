@@ -46,6 +46,11 @@ class SoftwareCuda final : public cuda::Driver {
   void refuse_allocations_from(std::uint64_t bytes);
   /// Memory of the test counts as an allocation on the device, which can be exported.
   void adopt(std::byte* memory, std::uint64_t bytes);
+  /// allocate() makes memory of several allocations of so many bytes each from now on, as
+  /// PyTorch's expandable segments are: a multiple of the page size.
+  void use_expandable_segments(std::uint64_t piece_bytes);
+  /// The same for memory of the test, whose content is lost. It ends after this object.
+  cuda::Status adopt_expandable(std::byte* memory, std::uint64_t bytes, std::uint64_t piece_bytes);
   /// No memory is exported or opened from now on.
   void refuse_sharing();
   /// The GPU's kernels do not see what cards have written before flush_network_writes(), which it
@@ -90,6 +95,13 @@ class SoftwareCuda final : public cuda::Driver {
   cuda::Status open_exported(const cuda::IpcHandle& handle, cuda::DeviceAddress& base,
                              std::uint64_t& bytes) override;
   cuda::Status close_exported(cuda::DeviceAddress base) override;
+  cuda::Status export_mapped(cuda::DeviceAddress address, UniqueFd& descriptor,
+                             cuda::DeviceAddress& base, std::uint64_t& bytes) override;
+  cuda::Status reserve_addresses(std::uint64_t bytes, cuda::DeviceAddress& base) override;
+  cuda::Status free_addresses(cuda::DeviceAddress base, std::uint64_t bytes) override;
+  cuda::Status map(cuda::DeviceAddress base, std::uint64_t bytes, int descriptor) override;
+  cuda::Status unmap(cuda::DeviceAddress base, std::uint64_t bytes) override;
+  cuda::Status allow_access(cuda::DeviceAddress base, std::uint64_t bytes) override;
   cuda::Status allocate_host(std::uint64_t bytes, std::byte*& memory,
                              cuda::DeviceAddress& on_device) override;
   cuda::Status release_host(std::byte* memory) override;
@@ -124,6 +136,18 @@ class SoftwareCuda final : public cuda::Driver {
     bool blocked = false;
   };
 
+  /// Memory that is mapped onto reserved addresses.
+  struct Mapped {
+    UniqueFd allocation;  ///< A memfd.
+    std::uint64_t bytes = 0;
+  };
+  cuda::Status reserve_locked(std::uint64_t bytes, cuda::DeviceAddress& base);
+  cuda::Status map_locked(cuda::DeviceAddress base, std::uint64_t bytes, UniqueFd allocation);
+  void return_adopted();
+  cuda::Status allow_locked(cuda::DeviceAddress base, std::uint64_t bytes);
+  cuda::Status allocate_expandable(std::uint64_t bytes, cuda::DeviceAddress& address);
+  cuda::Status release_expandable(cuda::DeviceAddress address);
+
   cuda::Status push(cuda::Stream stream, Operation operation);
   [[nodiscard]] std::vector<StreamState*> runnable();
   [[nodiscard]] bool may_copy(const std::byte* host, std::uint64_t bytes) const;
@@ -144,6 +168,10 @@ class SoftwareCuda final : public cuda::Driver {
   std::map<void*, std::unique_ptr<StreamState>> streams_;
   std::map<void*, std::shared_ptr<EventState>> events_;
   std::map<cuda::DeviceAddress, std::pair<std::unique_ptr<std::byte[]>, std::uint64_t>> memory_;
+  std::uint64_t piece_bytes_ = 0;  ///< The allocations of expandable segments; 0: none.
+  std::map<cuda::DeviceAddress, std::uint64_t> reserved_;  ///< Bytes, by the first address.
+  std::map<cuda::DeviceAddress, Mapped> mapped_;
+  std::vector<cuda::DeviceAddress> adopted_;
   bool refuses_sharing_ = false;
   bool orders_writes_ = true;
   bool has_flushes_ = true;

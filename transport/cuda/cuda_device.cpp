@@ -23,6 +23,7 @@
 #include "transport/cuda/event_ring.h"
 #include "transport/cuda/gpu.h"
 #include "transport/cuda/kernel_image.h"
+#include "transport/cuda/shared_memory.h"
 #include "transport/device_checks.h"
 
 namespace pegaflow {

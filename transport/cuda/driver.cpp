@@ -20,7 +20,16 @@ struct CopyAttributes {
   Location target;
   unsigned flags;
 };
+/// The same of mapped memory: who may access it.
+struct Access {
+  Location location;
+  int flags;
+};
+using AllocationHandle = unsigned long long;
 constexpr int kSourceOrderStream = 1;
+constexpr int kLocationDevice = 1;
+constexpr int kAccessReadWrite = 3;
+constexpr int kHandleDescriptor = 1;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;
@@ -61,6 +70,17 @@ struct Functions {
   Status (*cuIpcGetMemHandle)(IpcHandle*, DeviceAddress);
   Status (*cuIpcOpenMemHandle_v2)(DeviceAddress*, IpcHandle, unsigned);
   Status (*cuIpcCloseMemHandle)(DeviceAddress);
+  Status (*cuCtxGetDevice)(int*);
+  Status (*cuMemRetainAllocationHandle)(AllocationHandle*, void*);
+  Status (*cuMemRelease)(AllocationHandle);
+  Status (*cuMemExportToShareableHandle)(void*, AllocationHandle, int, unsigned long long);
+  Status (*cuMemImportFromShareableHandle)(AllocationHandle*, void*, int);
+  Status (*cuMemAddressReserve)(DeviceAddress*, std::size_t, std::size_t, DeviceAddress,
+                                unsigned long long);
+  Status (*cuMemAddressFree)(DeviceAddress, std::size_t);
+  Status (*cuMemMap)(DeviceAddress, std::size_t, std::size_t, AllocationHandle, unsigned long long);
+  Status (*cuMemUnmap)(DeviceAddress, std::size_t);
+  Status (*cuMemSetAccess)(DeviceAddress, std::size_t, const Access*, std::size_t);
   Status (*cuMemHostAlloc)(void**, std::size_t, unsigned);
   Status (*cuMemFreeHost)(void*);
   Status (*cuMemHostGetDevicePointer_v2)(DeviceAddress*, void*, unsigned);
@@ -165,6 +185,50 @@ class Library final : public Driver {
     return status;
   }
   Status close_exported(DeviceAddress base) override { return call_.cuIpcCloseMemHandle(base); }
+
+  Status export_mapped(DeviceAddress address, UniqueFd& descriptor, DeviceAddress& base,
+                       std::uint64_t& bytes) override {
+    std::size_t size = 0;
+    Status status = call_.cuMemGetAddressRange_v2(&base, &size, address);
+    if (status != kSuccess) return status;
+    bytes = size;
+    AllocationHandle allocation = 0;
+    // CUDA takes the address as a pointer. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    status = call_.cuMemRetainAllocationHandle(&allocation, reinterpret_cast<void*>(base));
+    if (status != kSuccess) return status;
+    int number = -1;
+    status = call_.cuMemExportToShareableHandle(&number, allocation, kHandleDescriptor, 0);
+    if (status == kSuccess) descriptor = UniqueFd(number);
+    call_.cuMemRelease(allocation);
+    return status;
+  }
+  Status reserve_addresses(std::uint64_t bytes, DeviceAddress& base) override {
+    return call_.cuMemAddressReserve(&base, bytes, 0, 0, 0);
+  }
+  Status free_addresses(DeviceAddress base, std::uint64_t bytes) override {
+    return call_.cuMemAddressFree(base, bytes);
+  }
+  Status map(DeviceAddress base, std::uint64_t bytes, int descriptor) override {
+    AllocationHandle allocation = 0;
+    // CUDA takes the number as a pointer. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    auto* const number = reinterpret_cast<void*>(static_cast<std::uintptr_t>(descriptor));
+    Status status = call_.cuMemImportFromShareableHandle(&allocation, number, kHandleDescriptor);
+    if (status != kSuccess) return status;
+    status = call_.cuMemMap(base, bytes, 0, allocation, 0);
+    call_.cuMemRelease(allocation);  // The mapping keeps it.
+    return status;
+  }
+  Status unmap(DeviceAddress base, std::uint64_t bytes) override {
+    return call_.cuMemUnmap(base, bytes);
+  }
+  Status allow_access(DeviceAddress base, std::uint64_t bytes) override {
+    int ordinal = 0;
+    const Status status = call_.cuCtxGetDevice(&ordinal);
+    if (status != kSuccess) return status;
+    const Access access{{kLocationDevice, ordinal}, kAccessReadWrite};
+    return call_.cuMemSetAccess(base, bytes, &access, 1);
+  }
+
   Status allocate_host(std::uint64_t bytes, std::byte*& memory, DeviceAddress& on_device) override {
     void* raw = nullptr;
     const Status status = call_.cuMemHostAlloc(&raw, bytes, kHostPortable | kHostDeviceMap);
@@ -259,11 +323,27 @@ bool find(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 
-/// Fills `f`. Returns the name of a function that is missing, or null.
-const char* find_all(void* library, Functions& f) {
-  const char* missing = nullptr;
 #define PEGA_FIND(name) \
   if (!find(library, #name, f.name)) missing = #name
+
+/// Fills the functions of virtual memory management, as find_all().
+const char* find_mapping(void* library, Functions& f) {
+  const char* missing = nullptr;
+  PEGA_FIND(cuMemRetainAllocationHandle);
+  PEGA_FIND(cuMemRelease);
+  PEGA_FIND(cuMemExportToShareableHandle);
+  PEGA_FIND(cuMemImportFromShareableHandle);
+  PEGA_FIND(cuMemAddressReserve);
+  PEGA_FIND(cuMemAddressFree);
+  PEGA_FIND(cuMemMap);
+  PEGA_FIND(cuMemUnmap);
+  PEGA_FIND(cuMemSetAccess);
+  return missing;
+}
+
+/// Fills `f`. Returns the name of a function that is missing, or null.
+const char* find_all(void* library, Functions& f) {
+  const char* missing = find_mapping(library, f);
   PEGA_FIND(cuInit);
   PEGA_FIND(cuDriverGetVersion);
   PEGA_FIND(cuDeviceGetCount);
@@ -291,6 +371,7 @@ const char* find_all(void* library, Functions& f) {
   PEGA_FIND(cuIpcGetMemHandle);
   PEGA_FIND(cuIpcOpenMemHandle_v2);
   PEGA_FIND(cuIpcCloseMemHandle);
+  PEGA_FIND(cuCtxGetDevice);
   PEGA_FIND(cuMemHostAlloc);
   PEGA_FIND(cuMemFreeHost);
   PEGA_FIND(cuMemHostGetDevicePointer_v2);
@@ -305,12 +386,13 @@ const char* find_all(void* library, Functions& f) {
   PEGA_FIND(cuLaunchKernel);
   PEGA_FIND(cuGetErrorName);
   PEGA_FIND(cuGetErrorString);
-#undef PEGA_FIND
   find(library, "cuMemcpyBatchAsync_v2", f.cuMemcpyBatchAsync_v2);
   find(library, "cuMemcpyBatchAsync", f.cuMemcpyBatchAsync);
   find(library, "cuFlushGPUDirectRDMAWrites", f.cuFlushGPUDirectRDMAWrites);
   return missing;
 }
+
+#undef PEGA_FIND
 
 }  // namespace
 

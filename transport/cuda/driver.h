@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/os/unique_fd.h"
 
 namespace pegaflow::cuda {
 
@@ -95,13 +96,33 @@ class Driver {
   virtual Status allocate(std::uint64_t bytes, DeviceAddress& address) = 0;
   virtual Status release(DeviceAddress address) = 0;
   /// The handle and the first byte of the allocation that contains `address`. The driver refuses it
-  /// for memory of its virtual memory management: expandable segments, and vLLM's sleep mode.
+  /// for memory of its virtual memory management; see export_mapped().
   virtual Status export_memory(DeviceAddress address, IpcHandle& handle, DeviceAddress& base) = 0;
   /// Maps an allocation of another process, at the same place each time. Its memory is not freed
   /// before close_exported() was called as often, even if that process has ended.
   virtual Status open_exported(const IpcHandle& handle, DeviceAddress& base,
                                std::uint64_t& bytes) = 0;
   virtual Status close_exported(DeviceAddress base) = 0;
+
+  // Virtual memory management: a range of addresses onto which several allocations are mapped, each
+  // as a whole.
+
+  /// A descriptor of the allocation that is mapped at `address`, and where it is mapped. The
+  /// memory is not freed before the descriptor is closed. The driver refuses it for allocations
+  /// that were created without it: vLLM's sleep mode.
+  virtual Status export_mapped(DeviceAddress address, UniqueFd& descriptor, DeviceAddress& base,
+                               std::uint64_t& bytes) = 0;
+  /// Takes addresses for memory that is mapped later.
+  virtual Status reserve_addresses(std::uint64_t bytes, DeviceAddress& base) = 0;
+  virtual Status free_addresses(DeviceAddress base, std::uint64_t bytes) = 0;
+  /// Maps the allocation of a descriptor into reserved addresses. Its memory is not freed before
+  /// unmap(), even if the process that has allocated it has ended.
+  virtual Status map(DeviceAddress base, std::uint64_t bytes, int descriptor) = 0;
+  /// Undoes one map().
+  virtual Status unmap(DeviceAddress base, std::uint64_t bytes) = 0;
+  /// Lets kernels of the current context's GPU read and write mapped memory.
+  virtual Status allow_access(DeviceAddress base, std::uint64_t bytes) = 0;
+
   /// Page-locked memory that kernels may read and write at the address `on_device`.
   virtual Status allocate_host(std::uint64_t bytes, std::byte*& memory,
                                DeviceAddress& on_device) = 0;

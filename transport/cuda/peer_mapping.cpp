@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/os/descriptor_box.h"
 #include "base/os/pidfd.h"
 #include "transport/cuda/attach/layout_plans.h"
 #include "transport/cuda/copy_plan.h"
@@ -23,37 +24,26 @@ std::uint64_t extent_of(const Segment& segment, std::uint64_t block_count) {
   return (block_count - 1) * segment.block_stride_bytes + segment.size_bytes;
 }
 
-}  // namespace
-
-Result<PeerMemory> share_memory(Driver& driver, const PageLayout& layout) {
-  PeerMemory memory{.segments = {}, .block_count = layout.block_count()};
-  for (const Segment& segment : layout.segments()) {
-    const auto address = std::bit_cast<std::uintptr_t>(segment.base);
-    DeviceAddress base = 0;
-    const Status status = driver.export_memory(address, memory.handles.emplace_back(), base);
-    if (status != kSuccess) {
-      return fail(Errc::kRefused,
-                  "CUDA cannot share the memory at {:#x} with other processes: {}; it can if the "
-                  "engine's allocator has neither expandable segments nor a sleep mode",
-                  address, driver.describe(status));
-    }
-    // An offset, not an address. NOLINTNEXTLINE(performance-no-int-to-ptr)
-    auto* const offset = reinterpret_cast<std::byte*>(address - base);
-    memory.segments.push_back({offset, segment.block_stride_bytes, segment.size_bytes});
-  }
-  return memory;
+tl::unexpected<Error> unmappable(const std::string& why) {
+  return fail(Errc::kRefused,
+              "CUDA cannot map the memory of the other engine: {}; both engines need GPUs that "
+              "reach each other's memory, and one IPC and PID namespace",
+              why);
 }
+
+}  // namespace
 
 Result<std::unique_ptr<PeerMapping>> PeerMapping::open(std::shared_ptr<Driver> driver,
                                                        Context context, const PeerMemory& memory,
                                                        const PageLayout& layout,
                                                        std::span<const Piece> own) {
-  if (memory.handles.empty()) {
+  if (!memory.is_on_gpu()) {
     return fail(Errc::kRefused, "add peer: its memory is not on a GPU, and that of this engine is");
   }
-  if (memory.handles.size() != memory.segments.size()) {
-    return fail(Errc::kInvalidArgument, "add peer: {} handles for {} segments",
-                memory.handles.size(), memory.segments.size());
+  const std::size_t named = memory.mapped ? memory.mapped->range_of.size() : memory.handles.size();
+  if (named != memory.segments.size()) {
+    return fail(Errc::kInvalidArgument, "add peer: {} {} for {} segments", named,
+                memory.mapped ? "ranges" : "handles", memory.segments.size());
   }
   PEGA_TRY(device::check_peer(memory, layout));
   if (has_process_ended(memory.process)) {
@@ -73,38 +63,88 @@ Result<std::unique_ptr<PeerMapping>> PeerMapping::open(std::shared_ptr<Driver> d
   return peer;
 }
 
-Result<std::vector<Segment>> PeerMapping::map(const PeerMemory& memory) {
-  struct Allocation {
-    DeviceAddress base = 0;
-    std::uint64_t bytes = 0;
-  };
-  std::map<MemoryHandle, Allocation> allocations;
-  std::vector<Segment> segments;
-  for (std::size_t i = 0; i < memory.segments.size(); ++i) {
-    const auto [found, is_new] = allocations.try_emplace(memory.handles[i]);
-    Allocation& allocation = found->second;
+Result<std::vector<PeerMapping::Addresses>> PeerMapping::open_handles(
+    std::span<const MemoryHandle> handles) {
+  std::map<MemoryHandle, Addresses> allocations;
+  std::vector<Addresses> found;
+  for (const MemoryHandle& handle : handles) {
+    const auto [row, is_new] = allocations.try_emplace(handle);
+    Addresses& allocation = row->second;
     if (is_new) {
-      const Status status = driver_->open_exported(found->first, allocation.base, allocation.bytes);
-      if (status != kSuccess) {
-        return fail(
-            Errc::kRefused,
-            "CUDA cannot map the memory of the other engine: {}; both engines need GPUs that "
-            "reach each other's memory, and one IPC and PID namespace",
-            driver_->describe(status));
-      }
+      const Status status = driver_->open_exported(handle, allocation.base, allocation.bytes);
+      if (status != kSuccess) return unmappable(driver_->describe(status));
       opened_.push_back(allocation.base);
     }
+    found.push_back(allocation);
+  }
+  return found;
+}
+
+Result<PeerMapping::Addresses> PeerMapping::reserve(std::span<const std::uint64_t> sizes) {
+  Addresses range;
+  for (const std::uint64_t bytes : sizes) {
+    if (bytes == 0 || __builtin_add_overflow(range.bytes, bytes, &range.bytes)) {
+      return fail(Errc::kInvalidArgument, "add peer: an allocation of {} bytes", bytes);
+    }
+  }
+  const Status status = driver_->reserve_addresses(range.bytes, range.base);
+  if (status != kSuccess) return unmappable(driver_->describe(status));
+  reserved_.push_back(range);
+  return range;
+}
+
+Result<std::vector<PeerMapping::Addresses>> PeerMapping::map_ranges(const MappedMemory& memory) {
+  std::vector<Addresses> ranges;
+  std::vector<Addresses> allocations;
+  for (const std::vector<std::uint64_t>& sizes : memory.ranges) {
+    PEGA_TRY_LET(const Addresses range, reserve(sizes));
+    DeviceAddress at = range.base;
+    for (const std::uint64_t bytes : sizes) {
+      allocations.push_back({at, bytes});
+      at += bytes;
+    }
+    ranges.push_back(range);
+  }
+  auto next = allocations.cbegin();
+  PEGA_TRY(DescriptorBox::look(memory.descriptors ? memory.descriptors->get() : -1,
+                               allocations.size(), [&](UniqueFd descriptor) -> Result<void> {
+                                 const Status status =
+                                     driver_->map(next->base, next->bytes, descriptor.get());
+                                 if (status != kSuccess)
+                                   return unmappable(driver_->describe(status));
+                                 mapped_.push_back(*next++);
+                                 return {};
+                               }));
+  for (const Addresses& range : ranges) {
+    const Status status = driver_->allow_access(range.base, range.bytes);
+    if (status != kSuccess) return unmappable(driver_->describe(status));
+  }
+  std::vector<Addresses> found;
+  for (const std::uint32_t range : memory.range_of) {
+    if (range >= ranges.size()) {
+      return fail(Errc::kInvalidArgument, "add peer: range {} of {}", range, ranges.size());
+    }
+    found.push_back(ranges[range]);
+  }
+  return found;
+}
+
+Result<std::vector<Segment>> PeerMapping::map(const PeerMemory& memory) {
+  PEGA_TRY_LET(const std::vector<Addresses> addresses,
+               memory.mapped ? map_ranges(*memory.mapped) : open_handles(memory.handles));
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i < memory.segments.size(); ++i) {
     const Segment& segment = memory.segments[i];
     const auto offset = std::bit_cast<std::uintptr_t>(segment.base);
     const std::uint64_t extent = extent_of(segment, memory.block_count);
-    if (offset > allocation.bytes || extent > allocation.bytes - offset) {
+    if (offset > addresses[i].bytes || extent > addresses[i].bytes - offset) {
       return fail(
           Errc::kInvalidArgument,
           "add peer: segment {} with {} bytes from {} on is beyond the {} of its allocation", i,
-          extent, offset, allocation.bytes);
+          extent, offset, addresses[i].bytes);
     }
     // On the device. NOLINTNEXTLINE(performance-no-int-to-ptr)
-    auto* const base = reinterpret_cast<std::byte*>(allocation.base + offset);
+    auto* const base = reinterpret_cast<std::byte*>(addresses[i].base + offset);
     segments.push_back({base, segment.block_stride_bytes, segment.size_bytes});
   }
   return segments;
@@ -121,14 +161,14 @@ Result<void> PeerMapping::upload(std::span<const Piece> pieces) {
 
 PeerMapping::~PeerMapping() {
   const CurrentContext current(*driver_, context_);
+  const auto released = [this](Status status) {
+    if (status == kSuccess) return;
+    kLog.warn("the memory of another engine stays mapped error=\"{}\"", driver_->describe(status));
+  };
   if (pieces_ != 0) driver_->release(pieces_);
-  for (const DeviceAddress base : opened_) {
-    const Status status = driver_->close_exported(base);
-    if (status != kSuccess) {
-      kLog.warn("the memory of another engine stays mapped error=\"{}\"",
-                driver_->describe(status));
-    }
-  }
+  for (const DeviceAddress base : opened_) released(driver_->close_exported(base));
+  for (const Addresses& each : mapped_) released(driver_->unmap(each.base, each.bytes));
+  for (const Addresses& each : reserved_) released(driver_->free_addresses(each.base, each.bytes));
 }
 
 }  // namespace pegaflow::cuda

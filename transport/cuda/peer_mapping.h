@@ -15,10 +15,6 @@
 
 namespace pegaflow::cuda {
 
-/// The memory of a layout as add_peer() of other processes takes it. With the context current.
-/// Errors: kRefused with CUDA's reason for memory that has no handle.
-Result<PeerMemory> share_memory(Driver& driver, const PageLayout& layout);
-
 /// The blocks of a peer, for the kernel that copies them into blocks of this process. Immutable.
 ///
 /// While it exists, the driver does not free the peer's memory, even after the end of its process.
@@ -48,7 +44,15 @@ class PeerMapping {
         context_(context),
         block_count_(memory.block_count),
         process_(memory.process) {}
-  /// The segments at the addresses that they have here.
+  struct Addresses {
+    DeviceAddress base = 0;
+    std::uint64_t bytes = 0;
+  };
+  /// By segment: the allocation, or the range, that contains it, at its addresses here.
+  Result<std::vector<Addresses>> open_handles(std::span<const MemoryHandle> handles);
+  Result<std::vector<Addresses>> map_ranges(const MappedMemory& memory);
+  /// Reserves the addresses of a range of allocations of these sizes.
+  Result<Addresses> reserve(std::span<const std::uint64_t> sizes);
   Result<std::vector<Segment>> map(const PeerMemory& memory);
   Result<void> upload(std::span<const Piece> pieces);
 
@@ -57,6 +61,8 @@ class PeerMapping {
   const std::uint64_t block_count_;
   const int process_;
   std::vector<DeviceAddress> opened_;
+  std::vector<Addresses> reserved_;  ///< In which allocations are mapped,
+  std::vector<Addresses> mapped_;    ///< which are these.
   DeviceAddress pieces_ = 0;
 };
 

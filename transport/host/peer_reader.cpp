@@ -118,7 +118,7 @@ PeerReader::PeerReader(const PeerMemory& memory, pid_t pid)
 }
 
 Result<PeerReader> PeerReader::open(const PeerMemory& memory, const PageLayout& layout) {
-  if (!memory.handles.empty()) {
+  if (memory.is_on_gpu()) {
     return fail(Errc::kRefused, "add peer: its memory is on a GPU, and that of this engine is not");
   }
   PEGA_TRY(device::check_peer(memory, layout));

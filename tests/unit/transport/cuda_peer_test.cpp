@@ -1,5 +1,6 @@
 // Copies out of the GPU memory of other engines, over the driver in software.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -12,6 +13,7 @@
 
 #include "base/os/unique_fd.h"
 #include "tests/support/forked.h"
+#include "tests/support/open_descriptors.h"
 #include "tests/support/seed.h"
 #include "tests/support/skip.h"
 #include "tests/support/software_cuda.h"
@@ -24,8 +26,12 @@ namespace {
 using testing::CudaFixture;
 using testing::CudaShape;
 using testing::DeviceMemory;
+using testing::open_descriptors;
 using testing::SoftwareCuda;
 using Direction = Device::Direction;
+
+/// The size of an allocation of expandable segments.
+constexpr std::uint64_t kPiece = 64 << 10;
 
 UniqueFd pidfd_of(pid_t process) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
@@ -36,10 +42,23 @@ struct PeerFixture {
   explicit PeerFixture(const CudaShape& shape = {}, std::size_t peers_blocks = 24,
                        std::size_t peers_gap = 128,
                        const CudaDevice::Options& options = testing::small_options())
+      : PeerFixture(0, shape, peers_blocks, peers_gap, options) {}
+  /// The peer has expandable segments of pieces of this size; 0: it has none.
+  explicit PeerFixture(std::uint64_t piece_bytes, const CudaShape& shape = {},
+                       std::size_t peers_blocks = 24, std::size_t peers_gap = 128,
+                       const CudaDevice::Options& options = testing::small_options())
       : software(std::make_shared<SoftwareCuda>(testing::seed())),
         f(shape, options, software),
-        peers(software, shape.segments, shape.segment_bytes, peers_blocks, peers_gap),
-        process(pidfd_of(::getpid())) {}
+        peers(expandable(software, piece_bytes), shape.segments, shape.segment_bytes, peers_blocks,
+              peers_gap),
+        process(pidfd_of(::getpid())) {
+    software->use_expandable_segments(0);
+  }
+  static std::shared_ptr<SoftwareCuda> expandable(std::shared_ptr<SoftwareCuda> software,
+                                                  std::uint64_t piece_bytes) {
+    software->use_expandable_segments(piece_bytes);
+    return software;
+  }
 
   [[nodiscard]] PeerMemory shared() const {
     PeerMemory memory = f.device->share(peers.layout(), {}).value();
@@ -76,6 +95,9 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
   TEST_CASE("the peer's pages arrive in the blocks that were named, whatever their shape") {
     if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
     std::mt19937_64 random(testing::seed());
+    std::uint64_t piece_bytes = 0;
+    SUBCASE("and by CUDA's handles") {}
+    SUBCASE("and from expandable segments") { piece_bytes = kPiece; }
     // The last one has more pages than one launch.
     for (const CudaShape& shape : {CudaShape{3, 512, 16, 64}, CudaShape{1, 1, 16, 3},
                                    CudaShape{2, 100'000, 16, 8}, CudaShape{2, 64, 1'100, 0}}) {
@@ -83,7 +105,8 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
       const std::size_t peers_blocks = shape.blocks + 9;
       CudaDevice::Options options = testing::small_options();
       if (shape.blocks > cuda::kPullPages) options.slice_bytes = options.staging_bytes = 32 << 20;
-      PeerFixture p(shape, peers_blocks, 128, options);
+      PeerFixture p(piece_bytes, shape, peers_blocks, 128, options);
+      CHECK(p.shared().mapped.has_value() == (piece_bytes != 0));
       for (std::uint32_t block = 0; block < peers_blocks; ++block) p.peers.fill(block, block + 50);
       for (std::uint32_t block = 0; block < shape.blocks; ++block) p.f.memory.fill(block, 7);
       REQUIRE(p.f.device->add_peer(3, p.shared()));
@@ -127,7 +150,10 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
 
   TEST_CASE("memory of a peer is closed when the peer is forgotten, or the pool is left") {
     if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
-    PeerFixture p;
+    std::uint64_t piece_bytes = 0;
+    SUBCASE("by handles") {}
+    SUBCASE("of expandable segments") { piece_bytes = kPiece; }
+    PeerFixture p(piece_bytes);
     const std::size_t before = p.software->live_objects();
     REQUIRE(p.f.device->add_peer(1, p.shared()));
     CHECK(p.software->live_objects() > before);
@@ -196,12 +222,195 @@ TEST_SUITE("a CudaDevice and the memory of other engines") {
     CHECK(p.software->live_objects() == before);
   }
 
-  TEST_CASE("memory that CUDA does not share is refused with the address and the fix") {
+  TEST_CASE("expandable segments that cannot be mapped are refused, and leave nothing mapped") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    PeerFixture p(kPiece);
+    const std::size_t before = p.software->live_objects();
+    PeerMemory memory = p.shared();
+    MappedMemory& mapped = *memory.mapped;
+    REQUIRE(mapped.ranges.size() == 3);
+    Errc expected = Errc::kInvalidArgument;
+    const char* reason = "";
+    SUBCASE("the driver refuses") {
+      p.software->refuse_sharing();
+      expected = Errc::kRefused;
+      reason = "cannot map the memory of the other engine";
+    }
+    SUBCASE("an allocation that is larger than it was said to be when it was exported") {
+      mapped.ranges[1][0] += kPiece;
+      expected = Errc::kRefused;
+      reason = "cannot map the memory of the other engine";
+    }
+    SUBCASE("no descriptors") {
+      mapped.descriptors.reset();
+      reason = "no socket with descriptors";
+    }
+    SUBCASE("a descriptor of something else") {
+      mapped.descriptors = std::make_shared<const UniqueFd>(pidfd_of(::getpid()));
+      reason = "no socket with descriptors";
+    }
+    SUBCASE("fewer descriptors than allocations") {
+      mapped.ranges[2].push_back(kPiece);
+      reason = "a box with";
+    }
+    SUBCASE("more descriptors than allocations") {
+      mapped.ranges[2].pop_back();
+      mapped.ranges[2].push_back(kPiece);
+      mapped.ranges.erase(mapped.ranges.begin());
+      reason = "a box with more than";
+    }
+    SUBCASE("an allocation without bytes") {
+      mapped.ranges[0].push_back(0);
+      reason = "an allocation of 0 bytes";
+    }
+    SUBCASE("sizes that overflow") {
+      mapped.ranges[0].assign(2, ~std::uint64_t{0});
+      reason = "an allocation of";
+    }
+    SUBCASE("a range that does not exist") {
+      mapped.range_of[1] = 3;
+      reason = "range 3 of 3";
+    }
+    SUBCASE("a segment without a range") {
+      mapped.range_of.pop_back();
+      reason = "2 ranges for 3 segments";
+    }
+    SUBCASE("blocks beyond the range") {
+      memory.block_count += 1'000;
+      reason = "is beyond the";
+    }
+    const auto refused = p.f.device->add_peer(1, memory);
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == expected);
+    INFO(refused.error().detail);
+    CHECK(refused.error().detail.find(reason) != std::string::npos);
+    CHECK(p.software->live_objects() == before);
+  }
+
+  TEST_CASE("segments share ranges, of which the last one grows") {
     PeerFixture p;
+    p.software->use_expandable_segments(kPiece);
+    const DeviceMemory whole(p.software, 1, 4 * kPiece, 1, 0);
+    std::byte* const base = whole.layout().segments()[0].base;
+    const PageLayout layout = PageLayout::create({{base + 64, 512, 256},
+                                                  {base + kPiece + 64, 512, 256},
+                                                  {base + kPiece - 512, 512, 256},
+                                                  {base + 2 * kPiece - 256, 512, 256}},
+                                                 2)
+                                  .value();
+    const PeerMemory memory = p.f.device->share(layout, {}).value();
+    REQUIRE(memory.mapped);
+    CHECK(memory.handles.empty());
+    CHECK(memory.mapped->range_of == std::vector<std::uint32_t>{0, 1, 2, 2});
+    using Sizes = std::vector<std::vector<std::uint64_t>>;
+    CHECK(memory.mapped->ranges == Sizes{{kPiece}, {kPiece}, {kPiece, kPiece, kPiece}});
+  }
+
+  TEST_CASE("each page is read from its place, wherever the segments lie in the allocations") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    CAPTURE(testing::seed());
+    std::mt19937_64 random(testing::seed());
+    const auto below = [&](std::uint64_t count) { return random() % count; };
+    for (int round = 0; round < 100; ++round) {
+      CAPTURE(round);
+      const std::size_t bytes = (1 + below(40)) * (below(2) == 0 ? 16 : 7);
+      PeerFixture p({1 + below(6), bytes, 2 + below(20), 64});
+      // Areas of several allocations each, or of one.
+      const std::uint64_t piece = 4096 * (1 + below(4));
+      p.software->use_expandable_segments(below(4) == 0 ? 0 : piece);
+      std::vector<std::pair<std::byte*, std::uint64_t>> areas;
+      for (std::uint64_t count = 1 + below(3); count != 0; --count) {
+        const std::uint64_t size = piece * (1 + below(20));
+        cuda::DeviceAddress area = 0;
+        REQUIRE(p.software->allocate(size, area) == cuda::kSuccess);
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): memory of the software driver is the host's.
+        areas.emplace_back(reinterpret_cast<std::byte*>(area), size);
+        for (std::uint64_t i = 0; i < size; ++i) areas.back().first[i] = std::byte(random());
+      }
+      const auto own = p.f.memory.layout();
+      const std::size_t blocks = 1 + below(4);
+      std::vector<Segment> segments;
+      for (std::size_t i = 0; i < own.segments().size(); ++i) {
+        const auto& [base, size] = areas[below(areas.size())];
+        const std::uint64_t stride = bytes + below(size / blocks - bytes + 1);
+        const std::uint64_t extent = (blocks - 1) * stride + bytes;
+        REQUIRE(extent <= size);
+        segments.push_back({base + below(size - extent + 1), stride, bytes});
+      }
+      PeerMemory memory =
+          p.f.device->share(PageLayout::create(segments, blocks).value(), {}).value();
+      memory.process = p.process.get();
+      REQUIRE(p.f.device->add_peer(1, memory));
+      std::vector<std::uint32_t> to(own.block_count());
+      std::iota(to.begin(), to.end(), 0U);
+      std::vector<std::uint32_t> from;
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        from.push_back(static_cast<std::uint32_t>(below(blocks)));
+      }
+      REQUIRE(p.f.device->submit(PeerFixture::batch(1, 1, to, from)));
+      CHECK_FALSE(p.f.completions.wait_for(1).front().error);
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        for (std::size_t s = 0; s < segments.size(); ++s) {
+          const Segment& mine = own.segments()[s];
+          REQUIRE(std::memcmp(mine.base + i * mine.block_stride_bytes,
+                              segments[s].base + from[i] * segments[s].block_stride_bytes,
+                              bytes) == 0);
+        }
+      }
+      p.f.device->remove_peer(1);
+      for (const auto& [base, size] : areas) {
+        p.software->release(reinterpret_cast<cuda::DeviceAddress>(base));
+      }
+      p.software->use_expandable_segments(0);
+    }
+  }
+
+  TEST_CASE("layers side by side in one tensor are exported once") {
+    PeerFixture p;
+    p.software->use_expandable_segments(8192);
+    const DeviceMemory tensor(p.software, 1, 64 * 2048, 32, 0);
+    std::byte* const base = tensor.layout().segments()[0].base;
+    std::vector<Segment> layers;
+    for (std::size_t i = 0; i < 64; ++i) layers.push_back({base + i * 2048, 64 * 2048, 2048});
+    const PeerMemory memory = p.f.device->share(PageLayout::create(layers, 32).value(), {}).value();
+    REQUIRE(memory.mapped);
+    CHECK(memory.mapped->ranges.size() == 1);
+    CHECK(memory.mapped->ranges[0].size() == 32 * 64 * 2048 / 8192);
+  }
+
+  TEST_CASE("memory that CUDA does not share is refused with the address and the fix") {
+    std::uint64_t piece_bytes = 0;
+    SUBCASE("of one allocation") {}
+    SUBCASE("of several") { piece_bytes = kPiece; }
+    PeerFixture p(piece_bytes);
     p.software->refuse_sharing();
     const auto refused = p.f.device->share(p.peers.layout(), {});
     CHECK(refused.error().code == Errc::kRefused);
-    CHECK(refused.error().detail.find("expandable segments") != std::string::npos);
+    CHECK(refused.error().detail.find("no sleep mode") != std::string::npos);
+  }
+
+  TEST_CASE(
+      "expandable segments of thousands of allocations are mapped, and close what they open") {
+    if (!testing::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    // More than one message of descriptors.
+    PeerFixture p(4096, {2, 4096, 300, 0}, 300, 0);
+    const PeerMemory memory = p.shared();
+    REQUIRE(memory.mapped);
+    CHECK(memory.mapped->ranges.size() == 2);
+    CHECK(memory.mapped->ranges[0].size() == 300);
+    const std::size_t open = open_descriptors();
+    for (std::uint64_t peer = 1; peer <= 3; ++peer) REQUIRE(p.f.device->add_peer(peer, memory));
+    for (std::uint32_t block = 0; block < 300; ++block) {
+      p.peers.fill(block, block + 50);
+      p.f.memory.fill(block, 7);
+    }
+    REQUIRE(p.f.device->submit(PeerFixture::batch(1, 2, {0, 1, 2}, {299, 0, 130})));
+    CHECK_FALSE(p.f.completions.wait_for(1).front().error);
+    std::vector<std::uint64_t> seeds{349, 50, 180};
+    seeds.resize(300, 7);
+    CHECK(p.f.memory.wrong(seeds).empty());
+    for (std::uint64_t peer = 1; peer <= 3; ++peer) p.f.device->remove_peer(peer);
+    CHECK(open_descriptors() == open);
   }
 
   TEST_CASE("pages of a process that has ended do not count") {
