@@ -97,6 +97,12 @@ interface Guards {
   # of them may change.
 }
 
+interface Exported {
+  # Carries a socket of a worker as its descriptor, which holds the descriptors of allocations on a
+  # GPU: one message with up to 253 sockets, each with one message with up to 253 descriptors. They are
+  # read with MSG_PEEK, so that every reader finds them.
+}
+
 struct Fabric {
   # FabricDescriptor: how to read the memory of a process of another node, for this life of it.
   backend @0 :Text;
@@ -117,10 +123,18 @@ struct Segment {
   stride @1 :UInt64;              # From one block to the next.
   bytes @2 :UInt64;               # Its size in one block.
   handle @3 :Data;                # Of memory on a GPU, feature 5: CUDA's IPC handle of the allocation that
-                                  # contains it, 64 bytes; base is then its offset in there. Empty:
-                                  # ordinary memory. All segments have one, or none.
+                                  # contains it, 64 bytes; base is then its offset in there. All segments
+                                  # have one, or none. Empty: ordinary memory. With DirectMemory.ranges: 64
+                                  # zeros, so that a client without feature 7 takes it for a GPU's.
   region @4 :UInt32;              # With DirectMemory.fabric: the number of the region that contains it,
   offset @5 :UInt64;              # and the place of block 0 in there.
+  range @6 :UInt32;               # With DirectMemory.ranges: the number of the one that contains it; base is
+                                  # its offset in there.
+}
+
+struct MappedRange {
+  # Addresses of a GPU that consist of several allocations.
+  sizes @0 :List(UInt64);         # Bytes of each, in the order of their addresses.
 }
 
 struct DirectMemory {
@@ -133,6 +147,9 @@ struct DirectMemory {
   fabric @5 :Fabric;              # For engines of other nodes, to which neither addresses nor capabilities are
                                   # sent. Absent: they do not read it.
   guardRegion @6 :UInt32;         # With fabric: the number of the region of the guards.
+  ranges @7 :List(MappedRange);   # Feature 7. Memory on a GPU without IPC handles, as expandable segments:
+                                  # at most 1,024 ranges, of at most 64,009 allocations,
+  exported @8 :Exported;          # whose descriptors are in here, in this order.
 }
 
 struct Guard {
@@ -164,7 +181,8 @@ struct Hello {
 #   4  direct: `openNext`, and blocks that an engine reads out of another engine's memory
 #   5  pending: `ready`, and memory on GPUs
 #   6  pools: `confirm`, and blocks that a worker reads out of the pool of another node
-#   7 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   7  ranges: memory on GPUs that consists of several allocations
+#   8 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.

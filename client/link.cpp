@@ -30,8 +30,9 @@ constexpr int kSocketBufferBytes = 1 << 20;
 constexpr std::size_t kMaxQueuedToAsk = std::size_t{4} << 20;
 constexpr std::size_t kMaxQueued = std::size_t{16} << 20;
 
-/// The answer to openNext carries the most: the guards and the pidfd of another engine.
-constexpr unsigned kFdsPerMessage = 2;
+/// The answer to openNext carries the most: the guards, the pidfd and the allocations of another
+/// engine.
+constexpr unsigned kFdsPerMessage = 3;
 
 /// A connect to a Unix socket never waits: it succeeds, or fails with the reason.
 Result<UniqueFd> connect_to(const std::string& path) {

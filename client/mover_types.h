@@ -60,6 +60,10 @@ struct MoverOptions {
   /// 1 to 64 printable characters. Empty: this one reads none, and none reads this one's. Only for
   /// one kind of blocks without cells.
   std::string direct_group{};
+  /// Whether the addresses of the blocks stand for the same memory until the mover is closed.
+  /// Memory of a GPU that consists of several allocations is shared with engines of the group only
+  /// then: they map the allocations, not the addresses.
+  bool has_fixed_memory = true;
   /// Whether the network of its device, if that has one, writes to the blocks nearly as fast as to
   /// ordinary memory. If not, blocks of other nodes come through the pool of this one.
   bool is_network_fast = true;

@@ -249,6 +249,34 @@ Result<OfferedMemory::Network> read_network(wire::DirectMemory::Reader reader,
   return network;
 }
 
+/// The ranges of memory whose segments were read.
+Result<void> read_ranges(wire::DirectMemory::Reader reader, OfferedMemory& memory) {
+  const auto ranges = reader.getRanges();
+  if (ranges.size() == 0) return {};
+  std::size_t allocations = 0;
+  for (const wire::MappedRange::Reader range : ranges) {
+    allocations += range.getSizes().size();
+    if (memory.ranges.size() >= kMaxSegmentsOnWire || allocations > kMaxAllocations) {
+      return fail(
+          Errc::kInvalidArgument,
+          "direct memory of {} ranges with {} allocations or more: the limits are {} and {}",
+          ranges.size(), allocations, kMaxSegmentsOnWire, kMaxAllocations);
+    }
+    std::vector<std::uint64_t>& sizes = memory.ranges.emplace_back();
+    for (const std::uint64_t bytes : range.getSizes()) sizes.push_back(bytes);
+  }
+  for (unsigned i = 0; i < memory.segments.size(); ++i) {
+    OfferedMemory::Segment& segment = memory.segments[i];
+    segment.range = reader.getSegments()[i].getRange();
+    segment.handle.reset();
+    if (segment.range >= memory.ranges.size()) {
+      return fail(Errc::kInvalidArgument, "direct memory with a segment in range {} of {}",
+                  segment.range, memory.ranges.size());
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
@@ -289,6 +317,7 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
     read.region = RegionId{segment.getRegion()};
     read.offset = segment.getOffset();
   }
+  PEGA_TRY(read_ranges(reader, memory));
   if (reader.hasFabric()) {
     PEGA_TRY_LET(memory.network, read_network(reader, memory));
   }
@@ -307,8 +336,10 @@ OfferedMemory OfferedMemory::for_this_node() const {
 
 OfferedMemory OfferedMemory::for_other_nodes() const {
   OfferedMemory part = *this;
+  part.ranges.clear();
   for (Segment& segment : part.segments) {
     segment.base = 0;
+    segment.range = 0;
     segment.handle.reset();
   }
   return part;
@@ -323,12 +354,22 @@ void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder build
     segments[i].setBase(memory.segments[i].base);
     segments[i].setStride(memory.segments[i].stride);
     segments[i].setBytes(memory.segments[i].bytes);
-    if (const auto& handle = memory.segments[i].handle) {
+    if (!memory.ranges.empty()) {
+      segments[i].initHandle(static_cast<unsigned>(OfferedMemory::kHandleBytes));
+    } else if (const auto& handle = memory.segments[i].handle) {
       std::memcpy(segments[i].initHandle(static_cast<unsigned>(handle->size())).begin(),
                   handle->data(), handle->size());
     }
     segments[i].setRegion(static_cast<std::uint32_t>(memory.segments[i].region));
     segments[i].setOffset(memory.segments[i].offset);
+    segments[i].setRange(memory.segments[i].range);
+  }
+  if (!memory.ranges.empty()) {
+    auto ranges = builder.initRanges(static_cast<unsigned>(memory.ranges.size()));
+    for (unsigned i = 0; i < ranges.size(); ++i) {
+      const std::vector<std::uint64_t>& sizes = memory.ranges[i];
+      write_numbers(std::span(sizes), ranges[i].initSizes(static_cast<unsigned>(sizes.size())));
+    }
   }
   if (!memory.network) return;
   write_fabric(memory.network->fabric, builder.initFabric());

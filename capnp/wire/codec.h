@@ -45,10 +45,11 @@ inline constexpr std::uint64_t kFeatureChains = std::uint64_t{1} << 3;   ///< re
 inline constexpr std::uint64_t kFeatureDirect = std::uint64_t{1} << 4;   ///< openNext, awaitReads.
 inline constexpr std::uint64_t kFeaturePending = std::uint64_t{1} << 5;  ///< ready, memory on GPUs.
 inline constexpr std::uint64_t kFeaturePools = std::uint64_t{1} << 6;    ///< confirm, pages.
+inline constexpr std::uint64_t kFeatureRanges = std::uint64_t{1} << 7;   ///< DirectMemory.ranges.
 /// The features that this build implements.
 inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells |
                                            kFeatureChains | kFeatureDirect | kFeaturePending |
-                                           kFeaturePools;
+                                           kFeaturePools | kFeatureRanges;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -72,6 +73,8 @@ inline constexpr std::size_t kMaxDeviceBytes = 128;      ///< Kept of a device's
 inline constexpr std::size_t kMaxGroupBytes = 64;        ///< Limit of a direct group's name.
 inline constexpr std::size_t kMaxSegmentsOnWire = 1024;  ///< Segments of a page.
 inline constexpr std::uint32_t kMaxGuards = 65536;       ///< Guards of a worker.
+/// Allocations of a worker's memory on a GPU: as many as one socket holds descriptors.
+inline constexpr std::size_t kMaxAllocations = 64'009;
 /// Regions of a fabric: a worker may have one or more for each layer.
 inline constexpr unsigned kMaxRegionsOnWire = 512;
 
@@ -135,15 +138,18 @@ struct RegisteredKind {
 };
 
 /// A worker's KV cache, as engines of its group read it; see DirectMemory in cache.capnp. Without
-/// the descriptor of its guards, which is a capability.
+/// its descriptors, which are capabilities.
 struct OfferedMemory {
+  static constexpr std::size_t kHandleBytes = 64;
   struct Segment {
     std::uint64_t base = 0;  ///< An address in the worker's process, or an offset.
     std::uint64_t stride = 0;
     std::uint64_t bytes = 0;
-    std::optional<std::array<std::byte, 64>> handle{};  ///< That of its allocation on a GPU.
+    std::optional<std::array<std::byte, kHandleBytes>>
+        handle{};              ///< That of its allocation on a GPU.
     RegionId region{};         ///< For engines of other nodes: the region that contains it,
     std::uint64_t offset = 0;  ///< and the place of block 0 in there.
+    std::uint32_t range = 0;   ///< With `ranges`: the one that contains it.
     bool operator==(const Segment&) const = default;
   };
   std::string group{};
@@ -157,18 +163,26 @@ struct OfferedMemory {
     bool operator==(const Network&) const = default;
   };
   std::optional<Network> network{};  ///< Empty: they do not.
+  /// Of memory on a GPU without handles: the sizes of the allocations of each range, whose
+  /// descriptors are a capability.
+  std::vector<std::vector<std::uint64_t>> ranges{};
   bool operator==(const OfferedMemory&) const = default;
 
+  /// Whether other workers of this node map it. Otherwise they read it by process_vm_readv.
+  [[nodiscard]] bool is_on_gpu() const {
+    return !ranges.empty() || (!segments.empty() && segments.front().handle.has_value());
+  }
   /// The part for engines of this node: without `network`.
   [[nodiscard]] OfferedMemory for_this_node() const;
-  /// The part for engines of other nodes: without addresses and handles. Only with a network.
+  /// The part for engines of other nodes: without addresses, handles and ranges. Only with a
+  /// network.
   [[nodiscard]] OfferedMemory for_other_nodes() const;
 };
 /// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no
 /// block or guard, for more than
 /// kMaxGuards guards, for no segment or more than kMaxSegmentsOnWire, for handles of another size
-/// or of some segments only, and for a region that its fabric does not have; those of
-/// read_fabric().
+/// or of some segments only, for a range that does not exist or more than kMaxAllocations in them,
+/// and for a region that its fabric does not have; those of read_fabric().
 Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader);
 void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder builder);
 

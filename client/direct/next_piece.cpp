@@ -17,6 +17,7 @@ struct NewSource {
   OfferedMemory memory;
   wire::Guards::Client guards;
   wire::ProcessHandle::Client process;
+  wire::Exported::Client exported;  ///< Null without ranges.
 };
 
 struct Answer {
@@ -50,8 +51,9 @@ Result<Answer> read_answer(Response& response) {
   }
   if (!response.hasMemory()) return answer;
   PEGA_TRY_LET(OfferedMemory memory, read_memory(response.getMemory()));
-  answer.added = kj::heap<NewSource>(
-      NewSource{std::move(memory), response.getMemory().getGuards(), response.getProcess()});
+  answer.added =
+      kj::heap<NewSource>(NewSource{std::move(memory), response.getMemory().getGuards(),
+                                    response.getProcess(), response.getMemory().getExported()});
   return answer;
 }
 
@@ -77,6 +79,12 @@ PeerMemory peer_memory(const OfferedMemory& offered) {
     memory.segments.push_back({base, segment.stride, segment.bytes});
     if (segment.handle) memory.handles.push_back(*segment.handle);
   }
+  if (!offered.ranges.empty()) {
+    memory.mapped.emplace(MappedMemory{.ranges = offered.ranges});
+    for (const OfferedMemory::Segment& segment : offered.segments) {
+      memory.mapped->range_of.push_back(segment.range);
+    }
+  }
   if (!offered.network) return memory;
   memory.network.emplace(NetworkMemory{
       .fabric = offered.network->fabric, .segments = {}, .guards = offered.network->guards});
@@ -95,22 +103,26 @@ kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
     if (!has) piece.unreadable = std::move(has.error());
     return Result<NextPiece>(std::move(piece));
   }
-  kj::Promise<UniqueFd> guards = descriptor_of(added->guards);
-  kj::Promise<UniqueFd> process = descriptor_of(added->process);
-  return guards.then([&sources, piece = std::move(piece), added = kj::mv(added),
-                      process = kj::mv(process),
-                      period = sources.period()](UniqueFd&& guard_fd) mutable {
-    return process.then([&sources, piece = std::move(piece), added = kj::mv(added), period,
-                         guard_fd = std::move(guard_fd)](UniqueFd&& pidfd) mutable {
-      if (sources.period() != period) {
-        return Result<NextPiece>(fail(Errc::kPeerLost, "open_next: the connection was lost"));
-      }
-      Result<void> has = sources.add(piece.source, peer_memory(added->memory), std::move(pidfd),
-                                     guard_fd.get(), added->memory.guards);
-      if (!has) piece.unreadable = std::move(has.error());
-      return Result<NextPiece>(std::move(piece));
-    });
-  });
+  auto asked = kj::heapArrayBuilder<kj::Promise<UniqueFd>>(3);
+  asked.add(descriptor_of(added->guards));
+  asked.add(descriptor_of(added->process));
+  asked.add(added->memory.ranges.empty() ? kj::Promise<UniqueFd>(UniqueFd())
+                                         : descriptor_of(added->exported));
+  return kj::joinPromises(asked.finish())
+      .then([&sources, piece = std::move(piece), added = kj::mv(added),
+             period = sources.period()](kj::Array<UniqueFd>&& descriptors) mutable {
+        if (sources.period() != period) {
+          return Result<NextPiece>(fail(Errc::kPeerLost, "open_next: the connection was lost"));
+        }
+        PeerMemory memory = peer_memory(added->memory);
+        if (memory.mapped) {
+          memory.mapped->descriptors = std::make_shared<const UniqueFd>(std::move(descriptors[2]));
+        }
+        Result<void> has = sources.add(piece.source, std::move(memory), std::move(descriptors[1]),
+                                       descriptors[0].get(), added->memory.guards);
+        if (!has) piece.unreadable = std::move(has.error());
+        return Result<NextPiece>(std::move(piece));
+      });
 }
 
 }  // namespace

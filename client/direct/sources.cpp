@@ -81,6 +81,7 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   }
   memory.process = process.get();
   memory.network.reset();
+  const TimePoint begin = clock_.now();
   const Result<Source*> added = add_readable(source, memory, guard_count);
   if (!added) {
     // An engine that has ended, or a device that is not attached, is not asked for again.
@@ -93,8 +94,11 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   entry.process = std::move(process);
   entry.guards = std::move(*mapped);
   if (watch_) entry.watch = watch_(entry.process.get());
-  kLog.info("blocks are read out of the memory of another engine engine={} lane={} blocks={}",
-            source, memory.handles.empty() ? "process_vm_readv" : "cuda", entry.block_count);
+  kLog.info(
+      "blocks are read out of the memory of another engine engine={} lane={} blocks={} "
+      "mapped_in={}",
+      source, memory.is_on_gpu() ? "cuda" : "process_vm_readv", entry.block_count,
+      format_duration(clock_.now() - begin));
   return {};
 }
 

@@ -52,10 +52,12 @@ OfferedMemory offered_memory(const MoverOptions& options, const PeerMemory& shar
         memory.segments.emplace_back(reinterpret_cast<std::uintptr_t>(segment.base),
                                      segment.block_stride_bytes, segment.size_bytes);
     if (!shared.handles.empty()) offered.handle = shared.handles[i];
+    if (shared.mapped) offered.range = shared.mapped->range_of[i];
     if (!shared.network) continue;
     offered.region = shared.network->segments[i].region;
     offered.offset = shared.network->segments[i].offset;
   }
+  if (shared.mapped) memory.ranges = shared.mapped->ranges;
   if (shared.network) {
     memory.network.emplace(OfferedMemory::Network{
         .fabric = shared.network->fabric, .guards = shared.network->guards.value_or(RegionId{})});
@@ -133,7 +135,7 @@ Result<void> MoverLoop::may_register() const {
               state_.board.get().server_build);
 }
 
-Registration MoverLoop::registration() const {
+Registration MoverLoop::registration(std::optional<OfferedMemory> offered) const {
   const MoverOptions& options = state_.options;
   const KindTable& kinds = state_.kinds;
   Registration made{.instance = options.link.instance,
@@ -149,7 +151,7 @@ Registration MoverLoop::registration() const {
                     .unit_tokens = kinds.unit_tokens(),
                     .alignment_tokens = kinds.alignment_tokens(),
                     .cells = options.cells,
-                    .direct = offered()};
+                    .direct = std::move(offered)};
   // No checksum is compared of what a network card reads.
   made.reads_pools = made.direct && made.direct->network && link_.server_has(kFeaturePools) &&
                      options.verify == PageVerification::kOff;
@@ -157,20 +159,39 @@ Registration MoverLoop::registration() const {
   return made;
 }
 
-std::optional<OfferedMemory> MoverLoop::offered() const {
+void MoverLoop::log_unsupported(std::string_view what) const {
+  kLog.info(
+      "the server does not support direct reads{}, blocks are loaded once they are saved "
+      "instance={} server=\"{}\"",
+      what, state_.options.link.instance, state_.board.get().server_build);
+}
+
+std::optional<PeerMemory> MoverLoop::shared() const {
   if (state_.guards == nullptr) return std::nullopt;
   const std::string& instance = state_.options.link.instance;
-  const Result<PeerMemory> shared =
-      state_.device.share(state_.kinds.layouts().front(), state_.guards->bytes());
-  const bool is_on_gpu = shared && !shared->handles.empty();
-  if (!link_.server_has(kFeatureDirect) || (is_on_gpu && !link_.server_has(kFeaturePending))) {
-    kLog.info(
-        "the server does not support direct reads{}, blocks are loaded once they are saved "
-        "instance={} server=\"{}\"",
-        is_on_gpu ? " between GPUs" : "", instance, state_.board.get().server_build);
+  if (!link_.server_has(kFeatureDirect)) {
+    log_unsupported("");
     return std::nullopt;
   }
-  if (shared) return offered_memory(state_.options, *shared, *state_.guards);
+  Result<PeerMemory> shared =
+      state_.device.share(state_.kinds.layouts().front(), state_.guards->bytes());
+  if (shared && shared->mapped && !state_.options.has_fixed_memory) {
+    shared = fail(Errc::kRefused,
+                  "its allocator may put other memory at the same addresses while the engine runs, "
+                  "which others would not see");
+  }
+  if (shared && shared->mapped && !shares_ranges_) {
+    shared = fail(Errc::kRefused, "its registration with the server has failed before");
+  }
+  if (shared && shared->mapped && !link_.server_has(kFeatureRanges)) {
+    log_unsupported(" of memory that consists of several allocations");
+    return std::nullopt;
+  }
+  if (shared && shared->is_on_gpu() && !link_.server_has(kFeaturePending)) {
+    log_unsupported(" between GPUs");
+    return std::nullopt;
+  }
+  if (shared) return std::move(*shared);
   kLog.warn(
       "engines of the direct group cannot read this one's memory, nor does it read theirs: blocks "
       "are loaded once they are saved instance={} error=\"{}\"",
@@ -181,17 +202,28 @@ std::optional<OfferedMemory> MoverLoop::offered() const {
 kj::Promise<Result<void>> MoverLoop::register_rank() {
   if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
-  const Registration sent = registration();
+  const std::optional<PeerMemory> memory = shared();
+  const Registration sent =
+      registration(memory ? std::optional(offered_memory(state_.options, *memory, *state_.guards))
+                          : std::nullopt);
   state_.reads_pools = sent.reads_pools;
   write_registration(sent, request);
-  if (sent.direct) {
-    request.getDirect().setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(state_.guards->fd()));
+  if (memory) {
+    auto direct = request.getDirect();
+    direct.setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(state_.guards->fd()));
+    if (memory->mapped) {
+      // The server keeps a duplicate; here it ends with the call.
+      const std::shared_ptr<const UniqueFd>& box = memory->mapped->descriptors;
+      direct.setExported(kj::heap<CarriedDescriptor<wire::Exported>>(box->get(), box));
+    }
   }
   return link_
       .call(kj::mv(request), state_.options.link.connect_deadline, "register",
             [](auto& answer) { return Registered::read(answer); })
-      .then([this, is_direct = sent.direct.has_value()](
+      .then([this, is_direct = sent.direct.has_value(), has_ranges = memory && memory->mapped](
                 Result<Registered>&& registered) -> kj::Promise<Result<void>> {
+        // The kernel may refuse the message with the descriptors, which ends the connection.
+        if (!registered && has_ranges) shares_ranges_ = false;
         if (!registered && registered.error().code == Errc::kBusy) {
           // Too much memory waits for processes to end: registers again on this connection.
           link_.waits_for(to_string(registered.error()));

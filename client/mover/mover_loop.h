@@ -50,10 +50,11 @@ class MoverLoop final : private Link::Role {
   kj::Promise<void> end() override;
 
   kj::Promise<Result<void>> register_rank();
-  [[nodiscard]] Registration registration() const;
-  /// The memory that engines of the direct group may read; none without a group, or where they
-  /// cannot.
-  [[nodiscard]] std::optional<OfferedMemory> offered() const;
+  /// `offered`: the memory that engines of the direct group may read.
+  [[nodiscard]] Registration registration(std::optional<OfferedMemory> offered) const;
+  /// That memory; none without a group, or where they cannot.
+  [[nodiscard]] std::optional<PeerMemory> shared() const;
+  void log_unsupported(std::string_view what) const;
   /// Errors: kRefused when the server does not implement what the engine's kinds need.
   [[nodiscard]] Result<void> may_register() const;
   kj::Promise<Result<void>> on_registered(Registered&& registered);
@@ -86,6 +87,7 @@ class MoverLoop final : private Link::Role {
   Id128 kept_pool_;               ///< The name of the mapped pool, if it outlives its server.
   std::uint64_t times_kept_ = 0;  ///< Distinguishes one wait for a server from a later one.
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> on_unmapped_;
+  bool shares_ranges_ = true;  ///< Until a registration with them has failed.
   UniqueFd pool_fd_;
   std::thread helper_;
   Result<void> mapped_;  ///< The helper's result.

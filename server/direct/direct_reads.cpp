@@ -5,18 +5,29 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "base/assert.h"
+#include "base/log.h"
 #include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "capnp/wire/kj_time.h"
 #include "capnp/wire/rpc_error.h"
 #include "cluster/peers.h"
+#include "server/direct/allocations.h"
 #include "server/fetches/fetches.h"
 
 namespace pegaflow::server {
 namespace {
+
+constexpr Log kLog{"rpc"};
+
+/// Descriptors that this process may have.
+std::size_t descriptor_limit() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
 
 /// Readers map it, so it must not become shorter.
 Result<void> check_guards(int fd, std::uint32_t guards) {
@@ -76,6 +87,7 @@ DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& c
     : service_(service),
       timer_(timer),
       clock_(clock),
+      closer_(std::make_shared<AllocationCloser>(descriptor_limit() / 4)),
       changed_(nullptr),
       read_ended_(nullptr),
       tasks_(*this) {
@@ -122,12 +134,19 @@ void DirectReads::changed() {
 }
 
 Result<void> DirectReads::joined(const Id128& connection, std::uint32_t shard,
-                                 const OfferedMemory& memory, int guards, int process) {
+                                 const OfferedMemory& memory, const Descriptors& descriptors) {
   if (offers_.has(connection, shard, memory)) return {};
-  PEGA_TRY(check_guards(guards, memory.guards));
-  PEGA_TRY_LET(UniqueFd own_guards, duplicate(guards));
-  PEGA_TRY_LET(UniqueFd own_process, duplicate(process));
-  offers_.add(connection, shard, memory, std::move(own_guards), std::move(own_process));
+  PEGA_TRY(check_guards(descriptors.guards, memory.guards));
+  PEGA_TRY_LET(UniqueFd guards, duplicate(descriptors.guards));
+  PEGA_TRY_LET(UniqueFd process, duplicate(descriptors.process));
+  std::shared_ptr<const Allocations> allocations;
+  if (!memory.ranges.empty()) {
+    std::size_t count = 0;
+    for (const std::vector<std::uint64_t>& sizes : memory.ranges) count += sizes.size();
+    PEGA_TRY_LET(allocations, Allocations::take(closer_, descriptors.exported, count));
+  }
+  offers_.add(connection, shard, memory, std::move(guards), std::move(process),
+              std::move(allocations));
   return {};
 }
 
@@ -307,6 +326,16 @@ bool DirectReads::open_in_memory(Opening& opening) {
   memory.setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(source.guards.get(), found->source));
   results.setProcess(
       kj::heap<CarriedDescriptor<wire::ProcessHandle>>(source.process.get(), found->source));
+  // Behind the others: clients without the feature take the first two descriptors of a message.
+  if (source.allocations == nullptr) return true;
+  Result<UniqueFd> box = source.allocations->pack();
+  if (!box) {
+    // The reader finds no descriptors, and takes the blocks from the pool.
+    kLog.warn("no direct reads error=\"{}\"", box.error().detail);
+    return true;
+  }
+  const auto shared_box = std::make_shared<const UniqueFd>(std::move(*box));
+  memory.setExported(kj::heap<CarriedDescriptor<wire::Exported>>(shared_box->get(), shared_box));
   return true;
 }
 

@@ -64,11 +64,17 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   [[nodiscard]] const Offers& offers() const noexcept { return offers_; }
   [[nodiscard]] DirectStats stats() const;
 
-  /// A worker has registered its memory. Duplicates both descriptors: of its guards, and its pidfd.
-  /// A repeated registration changes nothing.
-  /// Errors: kInvalidArgument for guards that are not sealed memory of the stated size; kIo.
+  /// Descriptors of a worker, which stay its caller's.
+  struct Descriptors {
+    int guards = -1;    ///< A sealed memfd.
+    int process = -1;   ///< Its pidfd.
+    int exported = -1;  ///< The socket of memory with ranges; -1: none.
+  };
+  /// A worker has registered its memory. Duplicates the descriptors. A repeated registration
+  /// changes nothing. Errors: kInvalidArgument for guards that are not sealed memory of the stated
+  /// size, and for ranges with other descriptors; those of Allocations::take(); kIo.
   Result<void> joined(const Id128& connection, std::uint32_t shard, const OfferedMemory& memory,
-                      int guards, int process);
+                      const Descriptors& descriptors);
   /// Its connection has ended, or it said goodbye.
   void left(const Id128& connection);
 
@@ -151,6 +157,7 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   CacheService& service_;
   kj::Timer& timer_;
   const Clock& clock_;
+  const std::shared_ptr<AllocationCloser> closer_;
   Offers offers_;
   std::map<Pin, OneOpening> waiting_;
   std::unordered_map<Id128, std::size_t> waits_of_;  ///< By connection.

@@ -6,7 +6,8 @@
 namespace pegaflow::server {
 
 void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory memory,
-                 UniqueFd guards, UniqueFd process) {
+                 UniqueFd guards, UniqueFd process,
+                 std::shared_ptr<const Allocations> allocations) {
   remove(connection);
   auto source = std::make_shared<Source>();
   source->id = new_name();
@@ -15,6 +16,7 @@ void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory mem
   source->memory = std::move(memory);
   source->guards = std::move(guards);
   source->process = std::move(process);
+  source->allocations = std::move(allocations);
   by_connection_.emplace(connection, std::move(source));
 }
 
@@ -217,7 +219,7 @@ Offers::Stats Offers::stats() const {
   Stats stats = counted_;
   stats.sources = by_connection_.size();
   stats.gpu_sources = static_cast<std::size_t>(std::ranges::count_if(
-      by_connection_, [](const auto& each) { return is_on_gpu(each.second->memory); }));
+      by_connection_, [](const auto& each) { return each.second->memory.is_on_gpu(); }));
   stats.far_sources = static_cast<std::size_t>(std::ranges::count_if(
       by_connection_, [](const auto& each) { return each.second->memory.network.has_value(); }));
   stats.blocks = pages_.size();

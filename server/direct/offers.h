@@ -20,17 +20,13 @@
 #include "base/os/unique_fd.h"
 #include "capnp/wire/codec.h"
 #include "engine/types/ids.h"
+#include "server/direct/allocations.h"
 #include "server/direct/direct_stats.h"
 
 namespace pegaflow::server {
 
 /// The name of a worker's registration; never 0, and never used twice.
 enum class SourceId : std::uint64_t {};
-
-/// Whether other workers map this memory by CUDA IPC. Otherwise they read it by process_vm_readv.
-[[nodiscard]] inline bool is_on_gpu(const OfferedMemory& memory) {
-  return memory.segments.front().handle.has_value();
-}
 
 /// Which worker has which block in its own memory, from the reservation of a job until its end, and
 /// which workers read them.
@@ -50,14 +46,15 @@ class Offers {
     Id128 connection;
     std::uint32_t shard = 0;
     OfferedMemory memory;
-    UniqueFd guards;   ///< The memfd of its guards.
-    UniqueFd process;  ///< Its pidfd.
+    UniqueFd guards;                                 ///< The memfd of its guards.
+    UniqueFd process;                                ///< Its pidfd.
+    std::shared_ptr<const Allocations> allocations;  ///< Those of its ranges; null: it has none.
   };
 
   /// The worker of `connection` may read blocks of its group from now on, and offer its own.
   /// Replaces an earlier source of the connection.
   void add(const Id128& connection, std::uint32_t shard, OfferedMemory memory, UniqueFd guards,
-           UniqueFd process);
+           UniqueFd process, std::shared_ptr<const Allocations> allocations = {});
   /// Its connection ended: it offers and reads nothing any longer. The connection may also be that
   /// of another node, which only reads. Ignores unknown ones.
   void remove(const Id128& connection);

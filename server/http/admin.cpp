@@ -93,7 +93,7 @@ std::vector<InstanceInfo> Admin::instances() const {
       const OfferedMemory* const memory = direct_.offers().memory_of(rank.connection);
       if (memory == nullptr) continue;
       rank.direct = {.group = memory->group,
-                     .lane = is_on_gpu(*memory) ? "cuda" : "process_vm_readv",
+                     .lane = memory->is_on_gpu() ? "cuda" : "process_vm_readv",
                      .network = memory->network ? memory->network->fabric.backend : ""};
     }
   }

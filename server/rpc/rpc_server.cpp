@@ -32,8 +32,9 @@ constexpr int kSocketBufferBytes = 1 << 20;
 /// Words of calls in flight on one connection before the next is read.
 constexpr std::size_t kFlowLimitWords = std::size_t{4} << 20;
 
-/// A hello carries one pidfd, a registration one memfd.
-constexpr unsigned kFdsPerMessage = 1;
+/// A hello carries one pidfd, a registration one memfd and, with memory of several allocations, one
+/// socket.
+constexpr unsigned kFdsPerMessage = 2;
 
 /// Limit of connections accepted in one event-loop iteration.
 constexpr int kAcceptsPerTurn = 32;

@@ -46,18 +46,29 @@ class SessionImpl final : public wire::Session::Server {
     if (!params.hasDirect() || !params.getDirect().hasGuards()) {
       return answer_register(call, measured, nullptr);
     }
-    return params.getDirect().getGuards().getFd().then(
-        [this, call, measured](kj::Maybe<int> fd) mutable {
-          return answer_register(call, measured, fd);
+    const auto direct = params.getDirect();
+    kj::Promise<kj::Maybe<int>> exported = direct.hasExported()
+                                               ? direct.getExported().getFd()
+                                               : kj::Promise<kj::Maybe<int>>(kj::Maybe<int>());
+    return direct.getGuards().getFd().then(
+        [this, call, measured, exported = kj::mv(exported)](kj::Maybe<int> guards) mutable {
+          return exported.then([this, call, measured, guards](const kj::Maybe<int>& fd) mutable {
+            KJ_IF_MAYBE (number, guards) {
+              return answer_register(
+                  call, measured,
+                  DirectReads::Descriptors{.guards = *number, .exported = fd.orDefault(-1)});
+            }
+            return answer_register(call, measured, nullptr);
+          });
         });
   }
 
   kj::Promise<void> answer_register(RegisterContext& call, const Measured& measured,
-                                    kj::Maybe<int> guards) {
+                                    kj::Maybe<DirectReads::Descriptors> descriptors) {
     const auto done = read_registration(call.getParams()).and_then([&](const Registration& wanted) {
       auto registered = service_.register_rank(connection_, wanted);
-      KJ_IF_MAYBE (fd, guards) {
-        if (registered) join_direct(wanted, *fd);
+      KJ_IF_MAYBE (sent, descriptors) {
+        if (registered) join_direct(wanted, *sent);
       }
       return registered;
     });
@@ -472,11 +483,11 @@ class SessionImpl final : public wire::Session::Server {
 
   /// Engines of its group may read the worker's memory from now on. Without that it is a worker
   /// like others.
-  void join_direct(const Registration& wanted, int guards) {
-    const int process = process_ == nullptr ? -1 : process_->pidfd();
-    if (!wanted.direct || process < 0) return;
+  void join_direct(const Registration& wanted, DirectReads::Descriptors descriptors) {
+    if (!wanted.direct || process_ == nullptr || process_->pidfd() < 0) return;
+    descriptors.process = process_->pidfd();
     const auto joined =
-        context_.direct.joined(connection_, wanted.shard, *wanted.direct, guards, process);
+        context_.direct.joined(connection_, wanted.shard, *wanted.direct, descriptors);
     if (!joined) kRpcLog.warn("no direct reads error=\"{}\"", joined.error().detail);
   }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <doctest/doctest.h>
@@ -12,6 +13,7 @@
 
 #include "capnp/wire/codec.h"
 #include "tests/integration/direct_worker.h"
+#include "tests/support/open_descriptors.h"
 #include "tests/support/seed.h"
 #include "tests/support/server_process.h"
 #include "tests/support/skip.h"
@@ -25,13 +27,28 @@ namespace {
 struct GpuWorker {
   static constexpr std::size_t kBlocks = 64;
   static constexpr std::size_t kPage = 2 * 8 * 1024;
+  /// The size of an allocation of expandable segments: both layers together have more than the
+  /// kernel's limit of descriptors in a message.
+  static constexpr std::size_t kPiece = 4096;
+
+  /// How its allocator has made the memory.
+  enum class Allocator : std::uint8_t {
+    kPlain,
+    kExpandable,  ///< As with PyTorch's expandable segments.
+    kElastic,     ///< The same, and it may put other memory at the same addresses.
+  };
 
   GpuWorker(const std::string& socket, const std::string& name,
             const Mover::Options::Mistakes& mistakes = {}, bool shares = true,
-            std::uint64_t features = ~std::uint64_t{0})
+            std::uint64_t features = ~std::uint64_t{0}, Allocator allocator = Allocator::kPlain)
       : memory(engine_memory(2, kPage / 2, kBlocks)), cuda(std::make_shared<SoftwareCuda>(seed())) {
     for (const Segment& segment : memory.layout().segments()) {
-      cuda->adopt(segment.base, kBlocks * segment.block_stride_bytes);
+      const std::uint64_t bytes = kBlocks * segment.block_stride_bytes;
+      if (allocator == Allocator::kPlain) {
+        cuda->adopt(segment.base, bytes);
+      } else {
+        REQUIRE(cuda->adopt_expandable(segment.base, bytes, kPiece) == cuda::kSuccess);
+      }
     }
     if (!shares) cuda->refuse_sharing();
     device =
@@ -42,6 +59,7 @@ struct GpuWorker {
     Mover::Options mover = patient_mover();
     mover.direct_group = "pd";
     mover.mistakes = mistakes;
+    mover.has_fixed_memory = allocator != Allocator::kElastic;
     mover.link.features = features;
     TestEngine::Options options;
     options.socket = socket;
@@ -118,9 +136,10 @@ nlohmann::json lane_of(const ServerProcess& server, std::string_view name) {
 }
 
 struct GpuPair {
-  explicit GpuPair(const Mover::Options::Mistakes& mistakes = {})
-      : prefill(server.socket(), "prefill", mistakes),
-        decode(server.socket(), "decode", mistakes) {}
+  explicit GpuPair(const Mover::Options::Mistakes& mistakes = {},
+                   GpuWorker::Allocator allocator = GpuWorker::Allocator::kPlain)
+      : prefill(server.socket(), "prefill", mistakes, true, ~std::uint64_t{0}, allocator),
+        decode(server.socket(), "decode", mistakes, true, ~std::uint64_t{0}, allocator) {}
 
   /// Reads a prompt directly, for which the memory of the prefill engine is mapped.
   void read_once(const Numbers& numbers) {
@@ -152,7 +171,9 @@ struct GpuPair {
 /// Prompts that one GPU computes and another one loads, in any order of events.
 class GpuRounds {
  public:
-  explicit GpuRounds(const Mover::Options::Mistakes& mistakes = {}) : pair_(mistakes) {}
+  explicit GpuRounds(const Mover::Options::Mistakes& mistakes = {},
+                     GpuWorker::Allocator allocator = GpuWorker::Allocator::kPlain)
+      : pair_(mistakes, allocator) {}
 
   /// The blocks of one further prompt that were reported as loaded with other bytes.
   std::size_t wrong_blocks() {
@@ -302,6 +323,29 @@ TEST_SUITE("direct reads between GPUs") {
     CHECK(read_late({.checks_guards_first = true}).second == 6);
   }
 
+  TEST_CASE("expandable segments are read, and no descriptor of them stays") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    GpuPair f({}, GpuWorker::Allocator::kExpandable);
+    CHECK(lane_of(f.server, "prefill").at("lane") == "cuda");
+    f.read_once(numbers_from(1, 12));
+    CHECK(f.decode.engine->wrong_blocks(numbers_from(1, 12), blocks_from(50, 12)) == 0);
+
+    const std::size_t here = open_descriptors();
+    const std::size_t there = open_descriptors(f.server.pid());
+    for (int i = 0; i < 3; ++i) {
+      GpuWorker other(f.server.socket(), "other", {}, true, ~std::uint64_t{0},
+                      GpuWorker::Allocator::kExpandable);
+      // Its two layers have 128 allocations each, of which the server has one descriptor.
+      CHECK(open_descriptors(f.server.pid()) < there + 256 + 16);
+    }
+    const auto end = std::chrono::steady_clock::now() + kHang;
+    while (open_descriptors(f.server.pid()) > there && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    CHECK(open_descriptors(f.server.pid()) <= there);
+    CHECK(open_descriptors() <= here);
+  }
+
   TEST_CASE("without shared memory, or with a server that lacks it, blocks come from the pool") {
     ServerProcess server;
     bool prefill_shares = true;
@@ -310,8 +354,16 @@ TEST_SUITE("direct reads between GPUs") {
     SUBCASE("the prefill engine cannot share its memory") { prefill_shares = false; }
     SUBCASE("the decode engine cannot") { decode_shares = false; }
     SUBCASE("the server supports engines on CPUs only") { features = ~kFeaturePending; }
-    GpuWorker prefill(server.socket(), "prefill", {}, prefill_shares, features);
-    GpuWorker decode(server.socket(), "decode", {}, decode_shares, features);
+    auto allocator = GpuWorker::Allocator::kPlain;
+    SUBCASE("the server does not support expandable segments") {
+      features = ~kFeatureRanges;
+      allocator = GpuWorker::Allocator::kExpandable;
+    }
+    SUBCASE("their allocators may replace the memory") {
+      allocator = GpuWorker::Allocator::kElastic;
+    }
+    GpuWorker prefill(server.socket(), "prefill", {}, prefill_shares, features, allocator);
+    GpuWorker decode(server.socket(), "decode", {}, decode_shares, features, allocator);
     for (std::uint64_t round = 1; round <= 3; ++round) {
       const Numbers numbers = numbers_from(round * 10, 6);
       prefill.fill(numbers, blocks_from(0, 6));
@@ -359,7 +411,10 @@ TEST_SUITE("direct reads between GPUs") {
   TEST_CASE("in any order of events, no load reports other bytes than those of its keys") {
     if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
     CAPTURE(seed());
-    GpuRounds rounds;
+    auto allocator = GpuWorker::Allocator::kPlain;
+    SUBCASE("of memory with handles") {}
+    SUBCASE("of expandable segments") { allocator = GpuWorker::Allocator::kExpandable; }
+    GpuRounds rounds({}, allocator);
     const std::size_t count = direct_rounds(200);
     for (std::size_t round = 0; round < count; ++round) {
       CAPTURE(round);

@@ -408,6 +408,44 @@ TEST_SUITE("codec") {
     CHECK(read_back().error().code == Errc::kInvalidArgument);
   }
 
+  TEST_CASE("memory of several allocations survives its message, and has its limits") {
+    OfferedMemory memory{.group = "pd",
+                         .blocks = 100,
+                         .segments = {{.base = 64, .stride = 128, .bytes = 64, .range = 1},
+                                      {.base = 0, .stride = 128, .bytes = 64, .range = 0}},
+                         .guards = 8,
+                         .ranges = {{2 << 20}, std::vector<std::uint64_t>(9000, 20 << 20)}};
+    const auto read_back = [](const OfferedMemory& sent) {
+      capnp::MallocMessageBuilder message;
+      auto builder = message.initRoot<wire::DirectMemory>();
+      write_memory(sent, builder);
+      return read_memory(builder);
+    };
+    CHECK(read_back(memory).value() == memory);
+    CHECK(memory.is_on_gpu());
+    CHECK(memory.for_this_node() == memory);
+    CHECK_FALSE(memory.for_other_nodes().is_on_gpu());
+    CHECK(memory.for_other_nodes().segments[0].range == 0);
+
+    OfferedMemory wrong = memory;
+    wrong.segments[0].range = 2;
+    CHECK(read_back(wrong).error().detail == "direct memory with a segment in range 2 of 2");
+    // A client that does not know ranges finds handles, none of which CUDA opens.
+    capnp::MallocMessageBuilder message;
+    auto builder = message.initRoot<wire::DirectMemory>();
+    write_memory(memory, builder);
+    builder.initRanges(0);
+    CHECK(read_memory(builder).value().segments[0].handle ==
+          std::array<std::byte, OfferedMemory::kHandleBytes>{});
+    wrong = memory;
+    wrong.ranges[1].resize(kMaxAllocations);
+    CHECK(read_back(wrong).error().detail.find("the limits are 1024 and 64009") !=
+          std::string::npos);
+    wrong = memory;
+    wrong.ranges.resize(kMaxSegmentsOnWire + 1);
+    CHECK(read_back(wrong).error().code == Errc::kInvalidArgument);
+  }
+
   TEST_CASE("only a worker with a fabric reads the pools of other nodes") {
     Registration sent{.instance = "engine", .page_bytes = 8};
     sent.direct =

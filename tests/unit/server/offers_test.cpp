@@ -219,14 +219,12 @@ TEST_CASE("blocks that are pending are offered, and read once they are ready") {
   CHECK_FALSE(f.offers.ready(kWriter, job(2)));
 }
 
-TEST_CASE("workers on GPUs are counted by their handles") {
+TEST_CASE("workers on GPUs are counted by their handles, or their ranges") {
   Fixture f;
-  f.offers.add(kOther, 0,
-               {.group = "g",
-                .blocks = 100,
-                .segments = {{.bytes = 8, .handle = std::array<std::byte, 64>{}}},
-                .guards = 8},
-               {}, {});
+  OfferedMemory memory{.group = "g", .blocks = 100, .segments = {{.bytes = 8}}, .guards = 8};
+  SUBCASE("handles") { memory.segments[0].handle.emplace(); }
+  SUBCASE("ranges") { memory.ranges = {{2 << 20}}; }
+  f.offers.add(kOther, 0, memory, {}, {});
   CHECK(f.offers.stats().sources == 3);
   CHECK(f.offers.stats().gpu_sources == 1);
 }
