@@ -275,6 +275,7 @@ void take_mover_options(py::dict& named, Mover::Options& options) {
   take(named, "saves", options.saves);
   take(named, "numa_node", options.numa_node);
   take(named, "direct_group", options.direct_group);
+  take(named, "has_fixed_memory", options.has_fixed_memory);
   take(named, "sample_one_in", options.sample_one_in);
   std::string verify;
   take(named, "verify", verify);

@@ -282,7 +282,9 @@ class Mover:
     shards that this rank holds, from ``shard`` on; ``segments`` are then those of the first cell,
     followed by equally many of each other one. 0: only engines of the same size have its shard.
     ``direct_group``: engines of this host that name the same group read each other's blocks while
-    they are saved; "": none does. Not together with ``cells``. ``direct_nics``: RDMA cards over
+    they are saved; "": none does. Not together with ``cells``. ``has_fixed_memory``: whether the
+    addresses of the segments stand for the same memory until close(); if not, other engines do not
+    map memory that consists of several allocations of a GPU. ``direct_nics``: RDMA cards over
     which engines of other hosts do so, too, and this one reads the pools of other nodes, ["auto"]
     for all; without one that can be used a
     warning is logged. ``ucx_library``: the file of libucp for it, "" for the installed one.
@@ -306,6 +308,7 @@ class Mover:
         saves: bool = True,
         numa_node: int = -1,
         direct_group: str = "",
+        has_fixed_memory: bool = True,
         direct_nics: Sequence[str] = (),
         ucx_library: str = "",
         **options: Any,

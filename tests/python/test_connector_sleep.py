@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.engine.core import EngineCore
 
 from pegaflow.engine.view import View
-from pegaflow.vllm import saves, sleep, worker_side
+from pegaflow.vllm import build, saves, sleep, worker_side
 from pegaflow.vllm.messages import LoadOrder, SaveOrder, StepPlan
 from pegaflow.vllm.support import unsupported
 from pegaflow.vllm.worker_side import WorkerSide
@@ -520,6 +520,16 @@ def test_a_release_that_informs_no_connector_is_refused_by_name(asleep_able):
     if hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
         pytest.skip("this release informs them")
     assert "does not inform connectors before its sleep mode" in unsupported(*asleep_able)
+
+
+def test_no_other_engine_reads_memory_that_sleeps(asleep_able):
+    config, kv_config = asleep_able
+    extra = config.kv_transfer_config.kv_connector_extra_config
+    extra["pegaflow.direct_group"] = "group"
+    settings = build._settings(config)
+    assert build._direct_group(config, kv_config, settings, None) == ""
+    object.__setattr__(config.model_config, "enable_sleep_mode", False)
+    assert build._direct_group(config, kv_config, settings, None) == "group"
 
 
 def test_sleep_mode_is_served_where_it_was_verified_or_on_request(asleep_able, monkeypatch):

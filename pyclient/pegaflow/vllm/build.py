@@ -19,6 +19,7 @@ from pegaflow.engine.config import (
 from pegaflow.engine.kinds import BlockKinds
 from pegaflow.engine.layout import Geometry, LayoutError, TooManyPieces, geometry
 from pegaflow.vllm import adapters, agreement, computed, drafts, namespace, ranks, weights
+from pegaflow.vllm.allocator import keeps_allocations
 from pegaflow.vllm.exchange import Exchange
 from pegaflow.vllm.grid import Grid, NoGrid, read_grid
 from pegaflow.vllm.kinds import read_kinds, specs_by_layer
@@ -139,7 +140,7 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
     grid = _grid(vllm_config, kv_cache_config, settings)
     rules = block_rules(vllm_config, kv_cache_config, settings)
     path = _socket(settings)
-    group = _direct_group(kv_cache_config, settings, grid)
+    group = _direct_group(vllm_config, kv_cache_config, settings, grid)
     if group != settings.direct_group:
         log.warning("pegaflow: pegaflow.direct_group has no effect: %s", NOT_DIRECT)
         settings = dataclasses.replace(settings, direct_group=group)
@@ -192,20 +193,36 @@ def _scheduler_side(vllm_config: Any, kv_cache_config: Any) -> SchedulerSide:
 
 NOT_DIRECT = (
     "only blocks of one cache group of full attention are read out of another engine's memory, and "
-    "not with pegaflow.tp_sizes"
+    "not with pegaflow.tp_sizes or vLLM's sleep mode"
 )
 
 
-def _direct_group(kv_cache_config: Any, settings: Settings, grid: Grid | None) -> str:
-    """The group of engines that read each other's blocks; "": this one cannot."""
+def _direct_group(
+    vllm_config: Any, kv_cache_config: Any, settings: Settings, grid: Grid | None
+) -> str:
+    """The group of engines that read each other's blocks; "": this one cannot.
+
+    After a sleep the addresses of the KV cache stand for other memory, while other engines would
+    still read what was there before.
+    """
     can = grid is None and is_one_of_full_attention(kv_cache_config)
-    return settings.direct_group if can else ""
+    sleeps = getattr(vllm_config.model_config, "enable_sleep_mode", False)
+    return settings.direct_group if can and not sleeps else ""
 
 
-def _direct_options(kv_cache_config: Any, settings: Settings, grid: Grid | None) -> dict[str, Any]:
+def _direct_options(
+    vllm_config: Any, kv_cache_config: Any, settings: Settings, grid: Grid | None, where: Geometry
+) -> dict[str, Any]:
     """The options of native movers for direct reads."""
-    group = _direct_group(kv_cache_config, settings, grid)
-    return {"direct_group": group, **(settings.network_options() if group else {})}
+    group = _direct_group(vllm_config, kv_cache_config, settings, grid)
+    if not group:
+        return {}
+    addresses = [segment.address for segment in where.segments]
+    return {
+        "direct_group": group,
+        "has_fixed_memory": keeps_allocations(vllm_config, where.device, addresses),
+        **settings.network_options(),
+    }
 
 
 def _kinds(vllm_config: Any, kv_cache_config: Any) -> BlockKinds | None:
@@ -319,7 +336,7 @@ def _make_mover(
         cells=place.cells,
         saves=place.saves,
         offers_saves=place.saves,
-        **_direct_options(kv_cache_config, settings, grid),
+        **_direct_options(vllm_config, kv_cache_config, settings, grid, places[0]),
         build=build(),
         load_patience=settings.load_patience_ms / 1e3,
         load_bytes_per_second=settings.load_bytes_per_second,
