@@ -29,6 +29,9 @@ def _engine(
         str(server.socket), name, direct_group="pd", **options, **place.sizes.shape()
     )
     engine.call("wait_ready")
+    if device != "cpu":
+        expandable = "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+        assert engine.call("has_ipc_handles") != expandable
     return engine
 
 

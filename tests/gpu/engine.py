@@ -125,6 +125,16 @@ class Engine:
         self._next = 1
         self.sync()
 
+    def has_ipc_handles(self) -> bool:
+        """Whether CUDA gives other processes its memory by a handle."""
+        handle = (ctypes.c_byte * 64)()
+        driver = ctypes.CDLL("libcuda.so.1")
+        statuses = [
+            driver.cuIpcGetMemHandle(handle, ctypes.c_uint64(layer.data_ptr()))
+            for layer in self.layers
+        ]
+        return not any(statuses)
+
     # ---- contents of the engine's memory
 
     def _pattern(self, origins: Sequence[int], layer: int, rank: int, salt: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.gpu.direct import direct_reads, far_reads, killed_source, pool_reads
 from tests.gpu.layouts import layouts
+from tests.gpu.processes import OWN_IPC
 from tests.gpu.scenarios import CPU_SIZES, GPU_SIZES, SCENARIOS, Place, prepared
 
 
@@ -42,7 +43,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="names of scenarios, separated by commas")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--json", type=Path, help="file for the result of each scenario")
+    parser.add_argument(
+        "--expandable",
+        action="store_true",
+        help="PyTorch has expandable segments: memory of many allocations without IPC handles",
+    )
+    parser.add_argument(
+        "--own-ipc",
+        action="store_true",
+        help="each engine in an IPC namespace of its own, as in containers (needs root)",
+    )
     options = parser.parse_args(argv)
+    if options.expandable:
+        # Its newer name, and the one before PyTorch 2.9; the engines read it when they start.
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            os.environ[name] = "expandable_segments:True"
+    if options.own_ipc:
+        os.environ[OWN_IPC] = "1"
     devices = options.device.split(",") if options.device else gpus()
     if not devices:
         print("skipped: PyTorch sees no GPU here (--device cpu rehearses in ordinary memory)")
