@@ -39,6 +39,7 @@ from demo.claims.server_killed import kill_server
 from demo.claims.sglang import run_sglang
 from demo.claims.ssd import run_ssd
 from demo.client import RequestFailed
+from demo.device import DEVICES, Choice, NoGpu, choose
 from demo.directory_stage import PLACES, DirectoryStage
 from demo.kinds_stage import KindsStage
 from demo.nodes_stage import NAMES, NodesStage
@@ -88,8 +89,7 @@ def main(argv: list[str]) -> int:
             if isinstance(stage, Stage):
                 claims = _run(stage, options.prove)
             elif isinstance(stage, PdStage):
-                parts = run_direct(stage) if options.direct else run_split(stage)
-                claims = _run_one_by_one(stage, parts)
+                claims = _run_one_by_one(stage, _parts_of_pd(stage, options))
             elif isinstance(stage, KindsStage):
                 claims = _run_one_by_one(stage, run_kinds(stage))
             elif isinstance(stage, SglangStage):
@@ -117,6 +117,15 @@ def main(argv: list[str]) -> int:
     if options.keep_logs is None:
         shutil.rmtree(logs)
     return 0
+
+
+def _parts_of_pd(stage: PdStage, options: argparse.Namespace) -> Iterator[Claim]:
+    if not options.direct:
+        return run_split(stage)
+    choice: Choice = options.choice
+    stage.figures["device"] = choice.device
+    stage.progress.say(f"both vLLMs run on {choice.device}: {choice.reason}")
+    return run_direct(stage)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -182,6 +191,14 @@ def _add_setups(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --pd: the decode engine reads blocks out of the prefill engine's memory while\n"
         "they are saved; engines, server and client end in the middle of it",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="with --pd --direct: run both vLLMs on the CPU, or on GPUs of NVIDIA (cuda), the\n"
+        "prefill engine on the first and the decode engine on the second, if there is one\n"
+        "(default: auto, GPUs where nvidia-smi lists one)",
     )
     parser.add_argument(
         "--nodes",
@@ -250,8 +267,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--nodes 2 needs --pd, and --pd has two nodes at most")
     if options.direct and (not options.pd or options.nodes):
         parser.error("--direct needs --pd, on one node")
-    if options.direct and (why := why_forbidden()):
-        parser.error(f"--direct: {why}")
+    if options.device == "cuda" and not options.direct:
+        parser.error("--device cuda needs --pd --direct")
+    options.choice = Choice((), "")
+    if options.direct:
+        try:
+            options.choice = choose(options.device)
+        except NoGpu as error:
+            parser.error(str(error))
+        # The lane between GPUs does not use process_vm_readv().
+        if not options.choice.gpus and (why := why_forbidden()):
+            parser.error(f"--direct: {why}")
     if options.directory and options.nodes != len(NAMES):
         parser.error(f"--directory needs --nodes {len(NAMES)}")
     if options.model and options.draft:
@@ -310,8 +336,8 @@ def _set_up(
         elif options.routing:
             stage = RoutingStage(build, logs, sockets, seed)
         elif options.pd:
-            nodes = options.nodes or 1
-            stage = PdStage(build, logs, sockets, seed, nodes, direct=options.direct)
+            nodes, gpus = options.nodes or 1, options.choice.gpus
+            stage = PdStage(build, logs, sockets, seed, nodes, direct=options.direct, gpus=gpus)
         elif options.model or options.draft:
             subject = MODELS[options.model] if options.model else DRAFTS[options.draft]
             stage = KindsStage(build, logs, sockets, seed, subject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from demo.progress import Progress
 from tests.support.child_process import ChildProcess
@@ -19,13 +19,17 @@ class StartsChildren:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def running(self, *children: ChildProcess) -> Iterator[None]:
-        """Starts these servers one after the other, and stops them at the end."""
+    def running(self, *children: ChildProcess, together: bool = False) -> Iterator[None]:
+        """Starts these servers one after the other, or together, and stops them at the end."""
         started: list[ChildProcess] = []
         try:
-            for child in children:
-                started.append(child)
-                self.start(child)
+            if together:
+                started += children
+                self._start_together(children)
+            else:
+                for child in children:
+                    started.append(child)
+                    self.start(child)
             yield
         except Exception:
             self.diagnose()
@@ -40,3 +44,12 @@ class StartsChildren:
         with self.progress.step(f"{what} starts"):
             child.start()
         self.progress.say(f"{what} is ready")
+
+    def _start_together(self, children: Sequence[ChildProcess]) -> None:
+        what = " and ".join(child.log_file.stem for child in children)
+        with self.progress.step(f"{what} start"):
+            for child in children:
+                child.launch()
+            for child in children:
+                child.wait_until_started()
+        self.progress.say(f"{what} are ready")

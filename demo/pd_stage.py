@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import os
+import re
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from demo.children import StartsChildren
 from demo.client import Answer, TextAnswer
 from demo.diagnosis import describe
+from demo.pd_engines import Engines
 from demo.progress import Progress
 from demo.prompts import BLOCK_TOKENS, Prompt, PromptMaker
-from demo.stage import LONG_DEADLINES, SMALL, SMALL_POOL_SIZE, wait_until
+from demo.stage import LONG_DEADLINES, SMALL_POOL_SIZE, wait_until
 from tests.support.vllm_server import (
     PegaServer,
     RouterServer,
@@ -24,12 +28,10 @@ from tests.support.vllm_server import (
 
 #: On and off the block grid, one of a single chunk and one of several.
 LENGTHS = (500, 512, 1000, 3000)
-#: The prefill engine computes longer prompts in chunks of this size, each of which is saved.
-CHUNK_TOKENS = 512
-#: Both engines run a small model.
-KV_CACHE_BYTES = 1 << 29
 #: Two servers and two engines share a few cores: a response within 15 ms is impossible.
 PATIENT_PEERS = ("--peer-deadline", "500ms", "--fetch-deadline", "8s")
+
+_LANE = re.compile(r"read out of the memory of another engine .*\blane=(\w+)")
 
 
 class PdStage(StartsChildren):
@@ -44,28 +46,35 @@ class PdStage(StartsChildren):
         nodes: int = 1,
         *,
         direct: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
-        """``direct``: the decode engine reads the prefill engine's memory."""
-        self.shape = SMALL
-        model = ensure_model(self.shape)
+        """
+        Args:
+            direct: The decode engine reads the prefill engine's memory.
+            gpus: Names for CUDA_VISIBLE_DEVICES; none: both engines run on the CPU.
+        """
+        self.engines = Engines.on_gpus(gpus) if gpus else Engines()
+        self.shape = self.engines.shape
+        model = ensure_model(self.shape, self.engines.python)
         self.progress = Progress()
         self.maker = PromptMaker(seed, self.shape.vocabulary)
         self.prompts = [Prompt(str(length), self.maker.tokens(length)) for length in LENGTHS]
         #: Asked for when the prefill engine's server is gone.
-        self.last = Prompt("last", self.maker.tokens(2000))
+        self.last = Prompt("last", self.maker.tokens(self.engines.last_tokens))
         #: For the requests that both engines receive at once.
         self.early = [Prompt(f"{n} (early)", self.maker.tokens(n)) for n in LENGTHS]
         #: Further ones, of several chunks.
-        self.chunked = [Prompt(f"3000 (chunks {n})", self.maker.tokens(3000)) for n in range(3)]
+        long = self.engines.long_tokens
+        self.chunked = [Prompt(f"{long} (chunks {n})", self.maker.tokens(long)) for n in range(3)]
         #: One whose prefill is killed.
-        self.killed = Prompt("3000 (killed)", self.maker.tokens(3000))
+        self.killed = Prompt(f"{long} (killed)", self.maker.tokens(long))
         self.baseline: dict[str, Answer] = {}
         self.texts: dict[str, TextAnswer] = {}
         self.figures: dict[str, Any] = {}
         self.diagnosis = ""
         binary = build_dir / "server" / "pegaflow-server"
         #: The servers of the prefill and the decode engine: different ones with two nodes.
-        self.pega = PegaServer(binary, sockets, SMALL_POOL_SIZE)
+        self.pega = PegaServer(binary, sockets, self.engines.pool_size)
         self.pega.log_file = logs / "pegaflow-server.log"
         self.decode_pega = self.pega
         if nodes == 2:
@@ -77,12 +86,22 @@ class PdStage(StartsChildren):
         self._router_binary = build_dir / "router" / "pegaflow-router"
         self._directory = sockets
         self._logs = logs
+        self._is_direct = direct
         self.router: RouterServer | None = None
 
     def _make_engines(
         self, model: Path, sockets: Path, logs: Path, python: Path, *, direct: bool
     ) -> None:
-        plain = VllmOptions(model, kv_cache_bytes=KV_CACHE_BYTES)
+        engines = self.engines
+        chunks = ("--max-num-batched-tokens", str(engines.chunk_tokens))
+        plain = VllmOptions(
+            model,
+            kv_cache_bytes=engines.kv_cache_bytes,
+            dtype=engines.shape.dtype,
+            max_model_len=engines.max_model_len,
+            arguments=engines.arguments,
+            python=engines.python,
+        )
         connected = dataclasses.replace(
             plain,
             connector=self.pega.address,
@@ -92,13 +111,20 @@ class PdStage(StartsChildren):
             | ({"pegaflow.direct_group": "demo"} if direct else {}),
             python_path=[python],
         )
-        self.plain = VllmServer(plain, sockets / "plain")
-        chunks = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
+        alone = dataclasses.replace(plain, arguments=(*engines.arguments, *chunks))
+        # On a GPU the chunks are the same, too; on the CPU the type has enough digits.
+        self.plain = VllmServer(
+            alone if engines.device == "cuda" else plain, sockets / "plain", engines.prefill_env
+        )
         self.prefill = VllmServer(
-            dataclasses.replace(connected, arguments=chunks), sockets / "prefill"
+            dataclasses.replace(connected, arguments=(*engines.arguments, *chunks)),
+            sockets / "prefill",
+            engines.prefill_env,
         )
         self.decode = VllmServer(
-            dataclasses.replace(connected, connector=self.decode_pega.address), sockets / "decode"
+            dataclasses.replace(connected, connector=self.decode_pega.address),
+            sockets / "decode",
+            engines.decode_env,
         )
         for vllm, name in (
             (self.plain, "without-connector"),
@@ -145,6 +171,10 @@ class PdStage(StartsChildren):
         )
         if self.router is not None:
             self.diagnosis += f"\n\nlog of the router:\n{self.router.log_text()[-4000:]}"
+
+    def note_shift(self, shift: float) -> None:
+        """Keeps the largest difference of log-probabilities to those of one engine alone."""
+        self.figures["largest_shift"] = max(shift, self.figures.get("largest_shift", 0.0))
 
     # -- what is counted
 
@@ -207,6 +237,39 @@ class PdStage(StartsChildren):
     def direct_bytes(self) -> int:
         """Bytes that the decode engine has read out of the prefill engine's memory."""
         return int(self.decode.metrics().total("vllm:pegaflow_direct_bytes_total"))
+
+    def lanes(self) -> set[str]:
+        """The lanes by which the decode engine reads, as its worker has logged them."""
+        return set(_LANE.findall(self.decode.log_text()))
+
+    def read_blocks(self) -> int:
+        """Blocks of direct reads so far, as the server knows."""
+        return int(self.pega.metrics().total("pegaflow_direct_read_blocks_total"))
+
+    def wait_in_flight(self, read_before: int) -> None:
+        """Returns when both engines have a request, and with direct reads, a block of it was read.
+
+        Args:
+            read_before: read_blocks() before the request.
+        """
+        what = "both engines have the request"
+        if self.engines.device == "cuda":
+            # The prefill is over before both engines have answered for their metrics. A block that
+            # was read shows that both have the request.
+            wait_until(what, lambda: self.read_blocks() > read_before, 60, poll_s=0.001)
+            return
+
+        def has_both() -> bool:
+            was_read = not self._is_direct or self.read_blocks() > read_before
+            return was_read and self.unfinished() == (1, 1)
+
+        wait_until(what, has_both, 60)
+
+    @staticmethod
+    def kill(vllm: VllmServer) -> None:
+        """Ends an engine like a crash. It makes no step from here on, though a kill takes time."""
+        os.killpg(vllm.pid, signal.SIGSTOP)
+        vllm.kill()
 
     def direct_reads(self) -> int:
         """Such reads in flight, as the server knows."""

@@ -63,7 +63,9 @@ class Late(RuntimeError):
     """An expected event did not happen in time."""
 
 
-def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+def wait_until(
+    what: str, condition: Callable[[], bool], timeout_s: float, poll_s: float = _POLL_S
+) -> None:
     """Returns as soon as the condition holds.
 
     Raises:
@@ -73,7 +75,7 @@ def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> No
     while not condition():
         if time.monotonic() > deadline:
             raise Late(f"after {timeout_s:.0f} s still not: {what}")
-        time.sleep(_POLL_S)  # the polling interval, not a wait for a result
+        time.sleep(poll_s)  # the polling interval, not a wait for a result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from demo.claims.handed_over import answered_as_by_one
 from demo.client import complete
 from demo.compare import computed_differences
 from demo.pd_stage import PdStage
-from demo.prompts import Prompt
 from demo.report import Checks, Claim
 from demo.stage import OUTPUT_TOKENS, wait_until
 from demo.streams import Stream
@@ -19,8 +18,10 @@ from tests.support.vllm_server import RouterServer
 def run_direct(stage: PdStage) -> Iterator[Claim]:
     """The claims, one after the other."""
     record_baseline(stage)
-    with stage.servers(), stage.running(stage.prefill):
-        with stage.running(stage.decode), stage.routed("--flow", "auto") as router:
+    # On the CPU one start takes every core.
+    together = stage.engines.device == "cuda"
+    with stage.servers(), stage.running(stage.prefill, stage.decode, together=together):
+        with stage.routed("--flow", "auto") as router:
             # The router learns from an answer where the prefill engine's saves are.
             complete(router.http, stage.maker.tokens(1000), OUTPUT_TOKENS)
             yield read_directly(stage, router)
@@ -29,7 +30,7 @@ def run_direct(stage: PdStage) -> Iterator[Claim]:
         with stage.running(stage.decode), stage.routed("--flow", "auto") as router:
             complete(router.http, stage.maker.tokens(1000), OUTPUT_TOKENS)
             yield prefill_killed(stage, router, 4)
-    with stage.servers(), stage.running(stage.prefill), stage.running(stage.decode):
+    with stage.servers(), stage.running(stage.prefill, stage.decode, together=together):
         with stage.routed("--flow", "auto") as router:
             complete(router.http, stage.maker.tokens(1000), OUTPUT_TOKENS)
             yield server_killed(stage, router)
@@ -57,23 +58,26 @@ def read_directly(stage: PdStage, router: RouterServer) -> Claim:
     direct = stage.direct_bytes() - direct
     all_bytes = loaded * stage.shape.kv_bytes_per_token()
     checks.require(direct > 0, "no block was read out of the prefill engine's memory")
+    checks.equal("lanes", stage.lanes(), {stage.engines.lane})
     checks.equal("blocks that were not loaded", stage.missing_blocks() - missing, 0)
     checks.equal("requests sent at once", handovers(router, "early") - early, len(prompts))
     free_again(stage, checks)
     share = direct / max(1, all_bytes)
-    stage.progress.say(f"{direct / (1 << 20):.1f} MiB ({share:.0%}) were read directly")
-    stage.figures |= {"loaded_tokens": loaded, "direct_bytes": direct}
+    lane = stage.engines.lane
+    stage.progress.say(f"{direct / (1 << 20):.1f} MiB ({share:.0%}) were read directly, by {lane}")
+    stage.figures |= {"loaded_tokens": loaded, "direct_bytes": direct, "lane": lane}
     return checks.claim(
         "1   Blocks are read out of the prefill engine's memory while they are saved",
         f"{len(prompts)} prompts, answered as by one engine; of {all_bytes / (1 << 20):.1f} MiB "
-        f"{direct / (1 << 20):.1f} MiB came directly, the others from the cache",
+        f"{direct / (1 << 20):.1f} MiB came directly, over the lane {lane}, the others from the "
+        "cache",
     )
 
 
 def client_leaves(stage: PdStage, router: RouterServer) -> Claim:
-    checks = Checks()
-    with Stream(router.http, stage.maker.tokens(3000), OUTPUT_TOKENS):
-        wait_until("both engines have the request", lambda: stage.unfinished() == (1, 1), 60)
+    checks, read = Checks(), stage.read_blocks()
+    with Stream(router.http, stage.maker.tokens(stage.engines.long_tokens), OUTPUT_TOKENS):
+        stage.wait_in_flight(read)
     wait_until("no engine has it any longer", lambda: stage.unfinished() == (0, 0), 60)
     free_again(stage, checks)
     stage.progress.say("client gone while the prompt was computed: no block is left in use")
@@ -84,11 +88,11 @@ def client_leaves(stage: PdStage, router: RouterServer) -> Claim:
 
 
 def decode_killed(stage: PdStage, router: RouterServer) -> Claim:
-    checks = Checks()
-    prompt = Prompt("3000", stage.maker.tokens(3000))
-    with Stream(router.http, prompt.tokens, OUTPUT_TOKENS) as stream:
-        wait_until("both engines have the request", lambda: stage.unfinished() == (1, 1), 60)
-        stage.decode.kill()
+    checks, read = Checks(), stage.read_blocks()
+    prompt = stage.maker.tokens(stage.engines.long_tokens)
+    with Stream(router.http, prompt, OUTPUT_TOKENS) as stream:
+        stage.wait_in_flight(read)
+        stage.kill(stage.decode)
         seen = stream.read_all()
     checks.require(seen.status >= 500, f"status {seen.status}, which means success")
     checks.equal("tokens seen", len(seen.tokens), 0)
@@ -101,9 +105,9 @@ def decode_killed(stage: PdStage, router: RouterServer) -> Claim:
 
 
 def server_killed(stage: PdStage, router: RouterServer) -> Claim:
-    checks = Checks()
+    checks, read = Checks(), stage.read_blocks()
     with Stream(router.http, stage.last.tokens, OUTPUT_TOKENS) as stream:
-        wait_until("both engines have the request", lambda: stage.unfinished() == (1, 1), 60)
+        stage.wait_in_flight(read)
         stage.pega.kill()
         seen = stream.read_all()
     checks.equal("status", seen.status, 200)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from demo.claims.handed_over import answered_as_by_one
 from demo.client import complete
-from demo.pd_stage import CHUNK_TOKENS, PdStage
+from demo.pd_stage import PdStage
 from demo.report import Checks, Claim
 from demo.stage import OUTPUT_TOKENS, wait_until
 from demo.streams import Stream
@@ -61,7 +61,7 @@ def chunks_loaded(stage: PdStage, router: RouterServer, number: int) -> Claim:
     return checks.claim(
         f"{number}   Chunks of a prompt are loaded while later ones are computed",
         f"{chunked} of {len(stage.chunked)} loads began before the end of a prefill in chunks of "
-        f"{CHUNK_TOKENS} tokens; answered as by one engine",
+        f"{stage.engines.chunk_tokens} tokens; answered as by one engine",
     )
 
 
@@ -82,10 +82,10 @@ def client_leaves(stage: PdStage, router: RouterServer, number: int) -> Claim:
 
 def prefill_killed(stage: PdStage, router: RouterServer, number: int) -> Claim:
     checks = Checks()
-    prompt = stage.killed
+    prompt, read = stage.killed, stage.read_blocks()
     with Stream(router.http, prompt.tokens, OUTPUT_TOKENS) as stream:
-        wait_until("both engines have the request", lambda: stage.unfinished() == (1, 1), 60)
-        stage.prefill.kill()
+        stage.wait_in_flight(read)
+        stage.kill(stage.prefill)
         seen = stream.read_all()
     checks.equal("status", seen.status, 200)
     checks.require(seen.done, f"no [DONE]: {seen.error}")

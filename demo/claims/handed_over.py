@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from demo.client import Answer, complete
-from demo.compare import computed_differences
+from demo.compare import computed_differences, largest_shift
 from demo.pd_stage import PdStage, loaded_tokens
 from demo.prompts import Prompt
 from demo.report import Checks
@@ -27,6 +27,8 @@ def answered_as_by_one(
     )
     external = stage.counted()["external"] - before["external"]
     what = f"prompt of {prompt.name} tokens"
-    checks.none(what, computed_differences(answer, stage.baseline[prompt.name]))
+    alone = stage.baseline[prompt.name]
+    checks.none(what, computed_differences(answer, alone))
+    stage.note_shift(largest_shift(answer, alone))
     checks.equal(f"{what}: loaded tokens", external, loaded_tokens(prompt))
     return answer, external

@@ -55,6 +55,40 @@ class DevTest(unittest.TestCase):
                 self.assertIn(fix, done.stderr)
 
 
+class GpuTest(unittest.TestCase):
+    """`./dev demo --pd --direct` on a machine whose driver lists a GPU."""
+
+    def demo(self, *words: str, **environment: str) -> subprocess.CompletedProcess:
+        with tempfile.TemporaryDirectory() as programs:
+            lists = pathlib.Path(programs, "nvidia-smi")
+            lists.write_text("#!/bin/sh\necho 0, GPU-1, 9.0\n")
+            lists.chmod(0o755)
+            environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+            return run(str(ROOT / "dev"), "demo", "--pd", "--direct", *words, **environment)
+
+    def test_a_python_without_vllm_is_rejected_before_anything_is_built(self) -> None:
+        done = self.demo(PEGA_VLLM_PYTHON="/usr/bin/python3")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("PEGA_VLLM_PYTHON: /usr/bin/python3 cannot run vLLM", done.stderr)
+        self.assertIn("it has no vllm", done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def test_an_invalid_path_of_a_python_is_rejected(self) -> None:
+        reasons = {"bin/python": "is not an absolute path", "/none/python": "is missing"}
+        for path, reason in reasons.items():
+            with self.subTest(path):
+                done = self.demo(PEGA_VLLM_PYTHON=path)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("PEGA_VLLM_PYTHON: ", done.stderr)
+                self.assertIn(reason, done.stderr)
+
+    def test_cuda_is_rejected_where_no_gpu_is_visible(self) -> None:
+        done = self.demo("--device", "cuda", CUDA_VISIBLE_DEVICES="")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--device cuda: CUDA_VISIBLE_DEVICES is ''", done.stderr)
+        self.assertIn("--device cpu needs no GPU", done.stderr)
+
+
 class SetupTest(unittest.TestCase):
     """Packages that are missing for a user who is not root and has only these programs."""
 
