@@ -50,7 +50,9 @@ def query_driver() -> str:
         NoGpu: there is no nvidia-smi, or it failed.
     """
     try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            _QUERY, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except FileNotFoundError:
         raise NoGpu("nvidia-smi, which NVIDIA's driver installs, is not in PATH") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -76,7 +78,13 @@ def find_gpus(
         raise NoGpu("nvidia-smi lists no GPU")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [gpu.index for gpu in listed] if visible is None else _names(visible)
-    named = [(name, gpu) for name in names for gpu in listed if gpu.has_name(name)]
+    named: list[tuple[str, Gpu]] = []
+    for name in names:
+        found = [gpu for gpu in listed if gpu.has_name(name)]
+        # CUDA ends at the first name that stands for no GPU, or for several.
+        if len(found) != 1 or found[0] in [gpu for _, gpu in named]:
+            break
+        named.append((name, found[0]))
     if not named:
         raise NoGpu(f"CUDA_VISIBLE_DEVICES is {visible!r}, which names no GPU of nvidia-smi")
     usable = [name for name, gpu in named if gpu.capability >= NEEDED_CAPABILITY]

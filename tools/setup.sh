@@ -167,8 +167,12 @@ import torch
 if not torch.cuda.is_available():
     cuda = torch.version.cuda or "none"
     raise SystemExit(f"its PyTorch (CUDA {cuda}) finds no GPU; the driver may be too old for it")
+print("ready")
 PROBE
-    ) || die "$1 cannot run vLLM on a GPU: $(tail -n 1 <<<"$reason")"
+    ) || true
+    reason=$(tail -n 1 <<<"$reason")
+    [ "$reason" = ready ] ||
+        die "$1 cannot run vLLM on a GPU: ${reason:-it is no Python}. --device cpu needs no GPU"
 }
 
 # want_sglang: SGLang's cache classes in build/sglang, after need_vllm. Without them the tests of

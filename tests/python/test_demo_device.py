@@ -51,19 +51,32 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 # ---- the GPUs
 
 
+def test_lines_that_are_no_text_are_no_gpu(machine):
+    machine("\\377\\n")
+    with pytest.raises(NoGpu, match="lists no GPU"):
+        find_gpus({})
+
+
 def test_the_gpus_are_those_that_the_driver_lists():
     assert find_gpus({}, lists(TWO_GPUS)) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [("1", ["1"]), ("1,0", ["1", "0"]), (" 0 , 7", ["0"]), ("GPU-2222", ["GPU-2222"])],
+    [
+        ("1", ["1"]),
+        ("1,0", ["1", "0"]),
+        (" 0 , 7", ["0"]),
+        ("GPU-2222", ["GPU-2222"]),
+        ("0,junk,1", ["0"]),  # CUDA ends at the first name that stands for none,
+        ("0,0", ["0"]),  # or for one that it has.
+    ],
 )
 def test_cuda_visible_devices_chooses_among_them(visible: str, expected: list[str]):
     assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}, lists(TWO_GPUS)) == expected
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "5", "GPU-9999"])
+@pytest.mark.parametrize("visible", ["", "-1", "5", "-1,0", "GPU-", "GPU-9999"])
 def test_cuda_visible_devices_without_a_gpu_of_the_machine_is_no_gpu(visible: str):
     with pytest.raises(NoGpu, match=f"CUDA_VISIBLE_DEVICES is {visible!r}, which names no GPU"):
         find_gpus({"CUDA_VISIBLE_DEVICES": visible}, lists(TWO_GPUS))
