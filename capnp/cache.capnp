@@ -99,8 +99,8 @@ interface Guards {
 
 interface Exported {
   # Carries a socket of a worker as its descriptor, which holds the descriptors of allocations on a
-  # GPU: one message with up to 253 sockets, each with one message with up to 253 descriptors. They are
-  # read with MSG_PEEK, so that every reader finds them.
+  # GPU: one message with up to 253 sockets, each with one message with up to 253 descriptors. The
+  # receiver takes them out and closes it; each reader gets a socket of its own.
 }
 
 struct Fabric {

@@ -122,7 +122,7 @@ void ServerOptions::declare(OptionTable& table) {
              "from other nodes nor to serve them.");
   table.text("direct-pool", direct_pool,
              "Which blocks of other nodes' pools a worker with pegaflow.direct_nics reads into its "
-             "engine's memory itself, past the pool of this node: auto: those that no other "
+             "engine's memory itself, past the pool of this node: auto: blocks that no other "
              "request needed lately, if their pieces have 32 KiB or more; force: all, for tests; "
              "off: none.");
   table.text("ucx-library", ucx_library,

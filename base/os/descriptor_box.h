@@ -13,9 +13,8 @@
 namespace pegaflow {
 
 /// A socket whose unread messages hold descriptors. The process that receives the socket finds
-/// duplicates of them in there, as often as it looks, and so do others that receive it: a reader
-/// only peeks. The kernel closes what is inside once the last duplicate of the socket is closed, in
-/// whichever process.
+/// duplicates of them in there, as often as it looks: a look leaves the messages unread. The kernel
+/// closes what is inside once the last duplicate of the socket is closed, in any process.
 ///
 /// The kernel charges what is inside to the user: as long as a user has more descriptors in
 /// messages than a process may have open, that process can send none, unless it has

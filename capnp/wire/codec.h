@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/id128.h"
 #include "base/job_id.h"
+#include "base/os/descriptor_box.h"
 #include "capnp/cache.capnp.h"
 #include "capnp/wire/decline_reasons.h"
 #include "transport/region.h"
@@ -74,7 +75,7 @@ inline constexpr std::size_t kMaxGroupBytes = 64;        ///< Limit of a direct 
 inline constexpr std::size_t kMaxSegmentsOnWire = 1024;  ///< Segments of a page.
 inline constexpr std::uint32_t kMaxGuards = 65536;       ///< Guards of a worker.
 /// Allocations of a worker's memory on a GPU: as many as one socket holds descriptors.
-inline constexpr std::size_t kMaxAllocations = 64'009;
+inline constexpr std::size_t kMaxAllocations = DescriptorBox::kMost;
 /// Regions of a fabric: a worker may have one or more for each layer.
 inline constexpr unsigned kMaxRegionsOnWire = 512;
 

@@ -15,9 +15,8 @@
 
 namespace pegaflow::server {
 
-/// Closes descriptors on a thread of its own: the last one of an allocation frees memory of a GPU,
-/// which may take as long as for all other calls of a connection. Also counts those that are open.
-/// Thread-safe.
+/// Closes descriptors on a thread of its own, because the last one of an allocation frees memory of
+/// a GPU, for which the RPC thread must not wait. Also limits their number. Thread-safe.
 class AllocationCloser {
  public:
   /// At most `most` descriptors are to be open.

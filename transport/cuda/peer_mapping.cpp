@@ -12,17 +12,13 @@
 #include "transport/cuda/attach/layout_plans.h"
 #include "transport/cuda/copy_plan.h"
 #include "transport/cuda/cuda_error.h"
+#include "transport/cuda/shared_memory.h"
 #include "transport/device_checks.h"
 
 namespace pegaflow::cuda {
 namespace {
 
 constexpr Log kLog{"cuda"};
-
-/// The bytes of a segment from its first to its last block. No overflow after check_peer().
-std::uint64_t extent_of(const Segment& segment, std::uint64_t block_count) {
-  return (block_count - 1) * segment.block_stride_bytes + segment.size_bytes;
-}
 
 tl::unexpected<Error> unmappable(const std::string& why) {
   return fail(Errc::kRefused,
@@ -136,6 +132,7 @@ Result<std::vector<Segment>> PeerMapping::map(const PeerMemory& memory) {
   for (std::size_t i = 0; i < memory.segments.size(); ++i) {
     const Segment& segment = memory.segments[i];
     const auto offset = std::bit_cast<std::uintptr_t>(segment.base);
+    // No overflow after check_peer().
     const std::uint64_t extent = extent_of(segment, memory.block_count);
     if (offset > addresses[i].bytes || extent > addresses[i].bytes - offset) {
       return fail(

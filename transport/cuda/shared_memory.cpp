@@ -93,8 +93,7 @@ Result<PeerMemory> share_mapped(const Refusal& refusal, const PageLayout& layout
   std::vector<std::uint32_t> range_of;
   for (const Segment& segment : layout.segments()) {
     const auto begin = std::bit_cast<std::uintptr_t>(segment.base);
-    const std::uint64_t bytes =
-        (layout.block_count() - 1) * segment.block_stride_bytes + segment.size_bytes;
+    const std::uint64_t bytes = extent_of(segment, layout.block_count());
     PEGA_TRY_LET(const std::uint32_t range, exporter.add(begin, begin + bytes));
     memory.segments.push_back(at_offset(segment, exporter.begin_of(range)));
     range_of.push_back(range);
