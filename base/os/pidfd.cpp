@@ -7,6 +7,10 @@
 #include <string_view>
 
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/os/unique_fd.h"
 
 namespace pegaflow {
 
@@ -23,6 +27,16 @@ std::optional<pid_t> process_of_pidfd(int fd) {
     return pid;
   }
   return std::nullopt;
+}
+
+std::optional<pid_t> own_number_of_pidfd(int fd) {
+  const std::optional<pid_t> listed = process_of_pidfd(fd);
+  if (!listed || *listed <= 0) return std::nullopt;
+  // In another namespace's /proc the same number is another process. It is this one only if the
+  // process that has it here is listed under it too.
+  const UniqueFd same(static_cast<int>(::syscall(SYS_pidfd_open, *listed, 0)));
+  if (!same || process_of_pidfd(same.get()) != listed) return std::nullopt;
+  return listed;
 }
 
 bool has_process_ended(int pidfd) {
