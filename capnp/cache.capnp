@@ -150,6 +150,9 @@ struct DirectMemory {
   ranges @7 :List(MappedRange);   # Feature 7. Memory on a GPU without IPC handles, as expandable segments:
                                   # at most 1,024 ranges, of at most 64,009 allocations,
   exported @8 :Exported;          # whose descriptors are in here, in this order.
+  needsConsent @9 :Bool;          # Feature 8. Processes read this memory only after the worker's process has
+                                  # permitted it, one at a time: `awaitReader`.
+  readsWithoutConsent @10 :Bool;  # Feature 8. This worker may read such memory of others in any case.
 }
 
 struct Guard {
@@ -182,7 +185,8 @@ struct Hello {
 #   5  pending: `ready`, and memory on GPUs
 #   6  pools: `confirm`, and blocks that a worker reads out of the pool of another node
 #   7  ranges: memory on GPUs that consists of several allocations
-#   8 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
+#   8  consent: `awaitReader`, and memory that one process at a time may read
+#   9 to 63  free; the next addition takes the lowest and is entered here and in docs/wire.md
 
 interface Gate {
   # The bootstrap of every connection.
@@ -483,4 +487,11 @@ interface Session {
   confirm @22 (pin :UInt64) -> (held :Bool, error :Error);
   # Feature 6. Sent after the last read of a pin of `pages`: whether the other node has kept these pages in
   # place until now, and the namespace was not reset. Otherwise their bytes are not those of the blocks.
+
+  awaitReader @23 (permitted :UInt64) -> (reader :UInt64, process :ProcessHandle, error :Error);
+  # Feature 8. Of a worker whose memory needs consent, and that consents to the reading process of `permitted`,
+  # the last answer's reader, and to no other one; 0: to none. Answers when it is to consent to another one
+  # instead: `process` is its pidfd. reader 0: to none, as that one has left. kTimeout after 10 s. A
+  # further call ends an earlier one, with kCancelled. kInvalidArgument: the memory of this connection
+  # needs no consent.
 }

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/os/read_consent.h"
 #include "client/link_options.h"
 #include "client/load_pace.h"
 
@@ -64,6 +65,8 @@ struct MoverOptions {
   /// Memory of a GPU that consists of several allocations is shared with engines of the group only
   /// then: they map the allocations, not the addresses.
   bool has_fixed_memory = true;
+  /// The kernel's rule for reads between engines on CPUs; none: it is looked up. For tests.
+  std::optional<ReadConsent> read_consent{};
   /// Whether the network of its device, if that has one, writes to the blocks nearly as fast as to
   /// ordinary memory. If not, blocks of other nodes come through the pool of this one.
   bool is_network_fast = true;

@@ -5,7 +5,11 @@
 #include <memory>
 #include <utility>
 
-#include <kj/common.h>
+#include <fcntl.h>
+
+#include <kj/async.h>
+
+#include "base/os/unique_fd.h"
 
 namespace pegaflow {
 
@@ -22,5 +26,19 @@ class CarriedDescriptor final : public Interface::Server {
   const int fd_;
   const std::shared_ptr<const void> owner_;
 };
+
+/// A duplicate of the descriptor of a capability, which is closed with the capability; empty
+/// without one.
+template <typename Client>
+kj::Promise<UniqueFd> descriptor_of(Client& capability) {
+  return capability.getFd().then(
+      [](kj::Maybe<int> fd) {
+        KJ_IF_MAYBE (number, fd) {
+          return UniqueFd(::fcntl(*number, F_DUPFD_CLOEXEC, 0));
+        }
+        return UniqueFd();
+      },
+      [](kj::Exception&&) { return UniqueFd(); });
+}
 
 }  // namespace pegaflow

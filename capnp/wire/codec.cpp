@@ -298,7 +298,9 @@ Result<OfferedMemory> read_memory(wire::DirectMemory::Reader reader) {
   OfferedMemory memory{.group = to_std(group),
                        .blocks = reader.getBlocks(),
                        .segments = {},
-                       .guards = reader.getGuardCount()};
+                       .guards = reader.getGuardCount(),
+                       .needs_consent = reader.getNeedsConsent(),
+                       .reads_without_consent = reader.getReadsWithoutConsent()};
   for (const wire::Segment::Reader segment : segments) {
     OfferedMemory::Segment& read =
         memory.segments.emplace_back(segment.getBase(), segment.getStride(), segment.getBytes());
@@ -337,6 +339,8 @@ OfferedMemory OfferedMemory::for_this_node() const {
 OfferedMemory OfferedMemory::for_other_nodes() const {
   OfferedMemory part = *this;
   part.ranges.clear();
+  part.needs_consent = false;
+  part.reads_without_consent = false;
   for (Segment& segment : part.segments) {
     segment.base = 0;
     segment.range = 0;
@@ -349,6 +353,8 @@ void write_memory(const OfferedMemory& memory, wire::DirectMemory::Builder build
   builder.setGroup(memory.group.c_str());
   builder.setBlocks(memory.blocks);
   builder.setGuardCount(memory.guards);
+  builder.setNeedsConsent(memory.needs_consent);
+  builder.setReadsWithoutConsent(memory.reads_without_consent);
   auto segments = builder.initSegments(static_cast<unsigned>(memory.segments.size()));
   for (unsigned i = 0; i < segments.size(); ++i) {
     segments[i].setBase(memory.segments[i].base);

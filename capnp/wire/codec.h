@@ -47,10 +47,11 @@ inline constexpr std::uint64_t kFeatureDirect = std::uint64_t{1} << 4;   ///< op
 inline constexpr std::uint64_t kFeaturePending = std::uint64_t{1} << 5;  ///< ready, memory on GPUs.
 inline constexpr std::uint64_t kFeaturePools = std::uint64_t{1} << 6;    ///< confirm, pages.
 inline constexpr std::uint64_t kFeatureRanges = std::uint64_t{1} << 7;   ///< DirectMemory.ranges.
+inline constexpr std::uint64_t kFeatureConsent = std::uint64_t{1} << 8;  ///< awaitReader.
 /// The features that this build implements.
 inline constexpr std::uint64_t kFeatures = kFeatureNotices | kFeatureKinds | kFeatureCells |
                                            kFeatureChains | kFeatureDirect | kFeaturePending |
-                                           kFeaturePools | kFeatureRanges;
+                                           kFeaturePools | kFeatureRanges | kFeatureConsent;
 
 /// The newest version in both [`minimum`, `maximum`] and this build's range; 0: none.
 std::uint16_t common_version(std::uint16_t minimum, std::uint16_t maximum);
@@ -167,6 +168,8 @@ struct OfferedMemory {
   /// Of memory on a GPU without handles: the sizes of the allocations of each range, whose
   /// descriptors are a capability.
   std::vector<std::vector<std::uint64_t>> ranges{};
+  bool needs_consent = false;          ///< Processes read it only with this worker's consent.
+  bool reads_without_consent = false;  ///< This worker needs no consent of others.
   bool operator==(const OfferedMemory&) const = default;
 
   /// Whether other workers of this node map it. Otherwise they read it by process_vm_readv.
@@ -175,8 +178,8 @@ struct OfferedMemory {
   }
   /// The part for engines of this node: without `network`.
   [[nodiscard]] OfferedMemory for_this_node() const;
-  /// The part for engines of other nodes: without addresses, handles and ranges. Only with a
-  /// network.
+  /// The part for engines of other nodes: without addresses, handles, ranges and consent. Only
+  /// with a network.
   [[nodiscard]] OfferedMemory for_other_nodes() const;
 };
 /// Errors: kInvalidArgument for a group's name that is empty or longer than kMaxGroupBytes, for no

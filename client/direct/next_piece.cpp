@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <fcntl.h>
-
 #include "base/os/unique_fd.h"
+#include "capnp/wire/carried_descriptor.h"
 #include "capnp/wire/codec.h"
 #include "transport/device.h"
 
@@ -55,20 +54,6 @@ Result<Answer> read_answer(Response& response) {
       kj::heap<NewSource>(NewSource{std::move(memory), response.getMemory().getGuards(),
                                     response.getProcess(), response.getMemory().getExported()});
   return answer;
-}
-
-/// A duplicate of a capability's descriptor, which is closed with the capability; empty without
-/// one.
-template <typename Client>
-kj::Promise<UniqueFd> descriptor_of(Client& capability) {
-  return capability.getFd().then(
-      [](kj::Maybe<int> fd) {
-        KJ_IF_MAYBE (number, fd) {
-          return UniqueFd(::fcntl(*number, F_DUPFD_CLOEXEC, 0));
-        }
-        return UniqueFd();
-      },
-      [](kj::Exception&&) { return UniqueFd(); });
 }
 
 PeerMemory peer_memory(const OfferedMemory& offered) {

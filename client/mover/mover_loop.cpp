@@ -40,29 +40,9 @@ std::vector<RegisteredKind> registered_kinds(const KindTable& table) {
   return kinds;
 }
 
-OfferedMemory offered_memory(const MoverOptions& options, const PeerMemory& shared,
-                             const Guards& guards) {
-  OfferedMemory memory{.group = options.direct_group,
-                       .blocks = shared.block_count,
-                       .segments = {},
-                       .guards = guards.count()};
-  for (std::size_t i = 0; i < shared.segments.size(); ++i) {
-    const Segment& segment = shared.segments[i];
-    OfferedMemory::Segment& offered =
-        memory.segments.emplace_back(reinterpret_cast<std::uintptr_t>(segment.base),
-                                     segment.block_stride_bytes, segment.size_bytes);
-    if (!shared.handles.empty()) offered.handle = shared.handles[i];
-    if (shared.mapped) offered.range = shared.mapped->range_of[i];
-    if (!shared.network) continue;
-    offered.region = shared.network->segments[i].region;
-    offered.offset = shared.network->segments[i].offset;
-  }
-  if (shared.mapped) memory.ranges = shared.mapped->ranges;
-  if (shared.network) {
-    memory.network.emplace(OfferedMemory::Network{
-        .fabric = shared.network->fabric, .guards = shared.network->guards.value_or(RegionId{})});
-  }
-  return memory;
+ReadConsent consent_of(const MoverOptions& options) {
+  if (options.direct_group.empty()) return {};
+  return options.read_consent ? *options.read_consent : kernel_read_consent();
 }
 
 }  // namespace
@@ -89,6 +69,7 @@ MoverLoop::MoverLoop(kj::AsyncIoContext& io, MoverState& state, const Link::Iden
       cleanup_(link_, tasks_, state.options.link.open_deadline),
       saves_(state, link_, tasks_, cleanup_, [this] { end_if_quiet(); }),
       loads_(state, link_, tasks_, cleanup_, [this] { end_if_quiet(); }),
+      consent_(link_, consent_of(state.options), state.options.link.connect_deadline),
       commands_(
           io.unixEventPort, state.commands.fd(),
           [this] {
@@ -199,13 +180,40 @@ std::optional<PeerMemory> MoverLoop::shared() const {
   return std::nullopt;
 }
 
+OfferedMemory MoverLoop::offered_memory(const PeerMemory& shared) const {
+  OfferedMemory memory{.group = state_.options.direct_group,
+                       .blocks = shared.block_count,
+                       .segments = {},
+                       .guards = state_.guards->count()};
+  if (!shared.is_on_gpu() && link_.server_has(kFeatureConsent)) {
+    memory.needs_consent = consent_.is_needed();
+    memory.reads_without_consent = consent_.reads_without();
+  }
+  for (std::size_t i = 0; i < shared.segments.size(); ++i) {
+    const Segment& segment = shared.segments[i];
+    OfferedMemory::Segment& offered =
+        memory.segments.emplace_back(reinterpret_cast<std::uintptr_t>(segment.base),
+                                     segment.block_stride_bytes, segment.size_bytes);
+    if (!shared.handles.empty()) offered.handle = shared.handles[i];
+    if (shared.mapped) offered.range = shared.mapped->range_of[i];
+    if (!shared.network) continue;
+    offered.region = shared.network->segments[i].region;
+    offered.offset = shared.network->segments[i].offset;
+  }
+  if (shared.mapped) memory.ranges = shared.mapped->ranges;
+  if (shared.network) {
+    memory.network.emplace(OfferedMemory::Network{
+        .fabric = shared.network->fabric, .guards = shared.network->guards.value_or(RegionId{})});
+  }
+  return memory;
+}
+
 kj::Promise<Result<void>> MoverLoop::register_rank() {
   if (Result<void> may = may_register(); !may) return may;
   auto request = link_.session().registerRequest();
   const std::optional<PeerMemory> memory = shared();
   const Registration sent =
-      registration(memory ? std::optional(offered_memory(state_.options, *memory, *state_.guards))
-                          : std::nullopt);
+      registration(memory ? std::optional(offered_memory(*memory)) : std::nullopt);
   state_.reads_pools = sent.reads_pools;
   write_registration(sent, request);
   if (memory) {
@@ -220,7 +228,8 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
   return link_
       .call(kj::mv(request), state_.options.link.connect_deadline, "register",
             [](auto& answer) { return Registered::read(answer); })
-      .then([this, is_direct = sent.direct.has_value(), has_ranges = memory && memory->mapped](
+      .then([this, is_direct = sent.direct.has_value(), has_ranges = memory && memory->mapped,
+             needs_consent = sent.direct && sent.direct->needs_consent](
                 Result<Registered>&& registered) -> kj::Promise<Result<void>> {
         // The kernel may refuse the message with the descriptors, which ends the connection.
         if (!registered && has_ranges) shares_ranges_ = false;
@@ -239,6 +248,7 @@ kj::Promise<Result<void>> MoverLoop::register_rank() {
         }
         state_.may_follow = state_.guards != nullptr && link_.server_has(kFeatureDirect);
         state_.is_direct = is_direct;
+        if (needs_consent) consent_.begin();
         state_.board.set_namespace(std::move(registered->namespace_hash));
         return on_registered(kj::mv(*registered));
       });
@@ -419,6 +429,7 @@ void MoverLoop::end_if_quiet() {
   if (pool_ != Pool::kUnmapped && pool_ != Pool::kKept) return;
   state_.sources.clear();
   state_.pools.clear();
+  consent_.end();  // Behind the saves: they wait for the readers of their blocks.
   ending_ = false;
   on_end_->fulfill();
 }

@@ -12,6 +12,7 @@
 #include "base/id128.h"
 #include "base/os/unique_fd.h"
 #include "capnp/wire/codec.h"
+#include "client/direct/consent.h"
 #include "client/link.h"
 #include "client/loop.h"
 #include "client/mover/cleanup_calls.h"
@@ -54,6 +55,7 @@ class MoverLoop final : private Link::Role {
   [[nodiscard]] Registration registration(std::optional<OfferedMemory> offered) const;
   /// That memory; none without a group, or where they cannot.
   [[nodiscard]] std::optional<PeerMemory> shared() const;
+  [[nodiscard]] OfferedMemory offered_memory(const PeerMemory& shared) const;
   void log_unsupported(std::string_view what) const;
   /// Errors: kRefused when the server does not implement what the engine's kinds need.
   [[nodiscard]] Result<void> may_register() const;
@@ -82,6 +84,7 @@ class MoverLoop final : private Link::Role {
   CleanupCalls cleanup_;
   Saves saves_;
   Loads loads_;
+  Consent consent_;
 
   Pool pool_ = Pool::kUnmapped;
   Id128 kept_pool_;               ///< The name of the mapped pool, if it outlives its server.

@@ -90,9 +90,11 @@ DirectReads::DirectReads(CacheService& service, kj::Timer& timer, const Clock& c
       closer_(std::make_shared<AllocationCloser>(descriptor_limit() / 4)),
       changed_(nullptr),
       read_ended_(nullptr),
+      turns_(nullptr),
       tasks_(*this) {
   fire(change_, changed_);
   fire(read_end_, read_ended_);
+  fire(turn_, turns_);
 }
 
 DirectReads::~DirectReads() noexcept(false) = default;
@@ -147,6 +149,7 @@ Result<void> DirectReads::joined(const Id128& connection, std::uint32_t shard,
   }
   offers_.add(connection, shard, memory, std::move(guards), std::move(process),
               std::move(allocations));
+  look_for_readers();
   return {};
 }
 
@@ -159,6 +162,7 @@ void DirectReads::left(const Id128& connection) {
   if (far_) far_->left(connection);
   offers_.remove(connection);
   fire(read_end_, read_ended_);
+  look_for_readers();
 }
 
 Result<void> DirectReads::reserved(const Id128& connection,
@@ -316,7 +320,10 @@ bool DirectReads::open_in_memory(Opening& opening) {
   if (!reach || !reader) return false;
   const auto found = offers_.begin_read(opening.connection, *reader, reach->generation,
                                         opening.keys, static_cast<std::uint64_t>(opening.pin));
-  if (!found) return false;
+  if (!found) {
+    look_for_readers();
+    return false;
+  }
   const Offers::Source& source = *found->source;
   answer_blocks(opening, found->blocks, guards_of(*found), source.id);
   if (knows(opening, source.id)) return true;
@@ -474,7 +481,9 @@ void DirectReads::write_gone(Opening& opening) {
 }
 
 void DirectReads::end_read(const Id128& connection, std::uint64_t read) {
-  if (offers_.end_read(connection, read)) fire(read_end_, read_ended_);
+  if (!offers_.end_read(connection, read)) return;
+  fire(read_end_, read_ended_);
+  look_for_readers();
 }
 
 void DirectReads::released(const Id128& connection, engine::PinId pin) {
@@ -502,6 +511,52 @@ kj::Promise<Result<void>> DirectReads::wait_for_readers(const Id128& connection,
       .then([this, connection, job, deadline]() {
         return wait_for_readers(connection, job, deadline);
       });
+}
+
+// ---- consent
+
+kj::Promise<Result<void>> DirectReads::await_reader(const Id128& connection, AwaitReader call) {
+  const auto source = offers_.source_of(connection);
+  if (source == nullptr || !source->memory.needs_consent) {
+    return Result<void>(
+        fail(Errc::kInvalidArgument, "awaitReader: the memory of this worker needs no consent"));
+  }
+  const TimePoint now = clock_.now();
+  const std::uint64_t wait =
+      offers_.consents().permitted(source->id, SourceId{call.getParams().getPermitted()}, now);
+  fire(turn_, turns_);  // An earlier call ends.
+  changed();            // The reader may begin.
+  return wait_for_reader(source->id, wait, call, now + kLongestWait);
+}
+
+kj::Promise<Result<void>> DirectReads::wait_for_reader(SourceId source, std::uint64_t wait,
+                                                       AwaitReader call, TimePoint deadline) {
+  Consents& consents = offers_.consents();
+  if (!offers_.has(source)) return Result<void>(fail(Errc::kGone, "the worker has left"));
+  if (!consents.is_waiting(source, wait)) {
+    return Result<void>(fail(Errc::kCancelled, "awaitReader was called again"));
+  }
+  const TimePoint now = clock_.now();
+  if (const auto next = consents.next(source, now)) {
+    auto results = call.getResults();
+    results.setReader(static_cast<std::uint64_t>(*next));
+    if (const auto reader = offers_.find_source(*next)) {
+      results.setProcess(
+          kj::heap<CarriedDescriptor<wire::ProcessHandle>>(reader->process.get(), reader));
+    }
+    return Result<void>();
+  }
+  if (now >= deadline) return Result<void>(fail(Errc::kTimeout, "no other process is to read"));
+  const TimePoint until = std::min(deadline, consents.look_again(source));
+  return turns_.addBranch()
+      .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
+      .then([this, source, wait, call, deadline]() {
+        return wait_for_reader(source, wait, call, deadline);
+      });
+}
+
+void DirectReads::look_for_readers() {
+  if (offers_.consents().take_news()) fire(turn_, turns_);
 }
 
 }  // namespace pegaflow::server

@@ -32,9 +32,9 @@ namespace pegaflow::server {
 
 class Fetches;
 
-/// Answers openNext and awaitReads: finds blocks in the pool or in the memory of another worker,
-/// and waits for them. If the call names another node, its pool and its workers count, too.
-/// Thread-bound: the RPC thread.
+/// Answers openNext, awaitReads and awaitReader: finds blocks in the pool or in the memory of
+/// another worker, and waits for them. If the call names another node, its pool and its workers
+/// count, too. Thread-bound: the RPC thread.
 class DirectReads final : private kj::TaskSet::ErrorHandler {
  public:
   /// The longest wait for the readers of a job that has ended.
@@ -108,6 +108,12 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   void released(const Id128& connection, engine::PinId pin);
   kj::Promise<Result<void>> await_reads(const Id128& connection, const JobId& job);
 
+  using AwaitReader =
+      capnp::CallContext<wire::Session::AwaitReaderParams, wire::Session::AwaitReaderResults>;
+  /// Errors: kInvalidArgument for a worker whose memory needs no consent, kTimeout after
+  /// kLongestWait, kCancelled when a later call has come, kGone when the worker has left.
+  kj::Promise<Result<void>> await_reader(const Id128& connection, AwaitReader call);
+
   // ---- for workers of other nodes; see PeerOffers
 
   /// As Offers.
@@ -153,6 +159,10 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   void write_gone(Opening& opening);
   kj::Promise<Result<void>> wait_for_readers(const Id128& connection, const JobId& job,
                                              TimePoint deadline);
+  kj::Promise<Result<void>> wait_for_reader(SourceId source, std::uint64_t wait, AwaitReader call,
+                                            TimePoint deadline);
+  /// Wakes those who wait for a reader, if there may be one.
+  void look_for_readers();
 
   CacheService& service_;
   kj::Timer& timer_;
@@ -172,6 +182,8 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   kj::ForkedPromise<void> changed_;
   kj::Own<kj::PromiseFulfiller<void>> read_end_;
   kj::ForkedPromise<void> read_ended_;
+  kj::Own<kj::PromiseFulfiller<void>> turn_;
+  kj::ForkedPromise<void> turns_;
   kj::TaskSet tasks_;
 };
 

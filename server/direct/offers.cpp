@@ -17,11 +17,12 @@ void Offers::add(const Id128& connection, std::uint32_t shard, OfferedMemory mem
   source->guards = std::move(guards);
   source->process = std::move(process);
   source->allocations = std::move(allocations);
+  consents_.joined(source->id, source->memory.needs_consent);
   by_connection_.emplace(connection, std::move(source));
 }
 
 void Offers::remove(const Id128& connection) {
-  by_connection_.erase(connection);
+  if (const auto source = by_connection_.extract(connection)) consents_.left(source.mapped()->id);
   for (auto read = reads_.lower_bound({connection, 0});
        read != reads_.end() && read->first.first == connection;) {
     const std::uint64_t pin = read->first.second;
@@ -42,9 +43,15 @@ const OfferedMemory* Offers::memory_of(const Id128& connection) const {
   return found != by_connection_.end() ? &found->second->memory : nullptr;
 }
 
-bool Offers::has(SourceId source) const {
-  return std::ranges::any_of(by_connection_,
-                             [source](const auto& each) { return each.second->id == source; });
+std::shared_ptr<const Offers::Source> Offers::find_source(SourceId source) const {
+  const auto found = std::ranges::find_if(
+      by_connection_, [source](const auto& each) { return each.second->id == source; });
+  return found != by_connection_.end() ? found->second : nullptr;
+}
+
+std::shared_ptr<const Offers::Source> Offers::source_of(const Id128& connection) const {
+  const auto found = by_connection_.find(connection);
+  return found != by_connection_.end() ? found->second : nullptr;
 }
 
 Result<void> Offers::offer(const Id128& connection, const JobId& job, engine::SpaceId space,
@@ -131,7 +138,10 @@ std::optional<Offers::Reader> Offers::reader(const Id128& connection) const {
   const auto found = by_connection_.find(connection);
   if (found == by_connection_.end()) return std::nullopt;
   const Source& source = *found->second;
-  return Reader{.group = source.memory.group, .shard = source.shard, .source = source.id};
+  return Reader{.group = source.memory.group,
+                .shard = source.shard,
+                .source = source.id,
+                .reads_without_consent = source.memory.reads_without_consent};
 }
 
 std::optional<std::vector<Offers::Reader>> Offers::readers(
@@ -177,6 +187,12 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& connection, const R
   end_read(connection, pin);  // A repeated call.
   std::size_t& reads = reads_of_[connection];
   if (reads >= kMostReads) return std::nullopt;
+  const bool needs_consent =
+      found.source->memory.needs_consent && !reader.is_there && !reader.reads_without_consent;
+  if (needs_consent && !consents_.begin(found.source->id, reader.source)) {
+    if (reads == 0) reads_of_.erase(connection);
+    return std::nullopt;
+  }
   ++reads;
   std::vector<JobName> names;
   for (Job* const job : jobs) {
@@ -184,7 +200,9 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& connection, const R
     ++job->readers;
     names.push_back(job->name);
   }
-  reads_.emplace(Pin{connection, pin}, std::move(names));
+  reads_.emplace(
+      Pin{connection, pin},
+      Read{.jobs = std::move(names), .permitted = needs_consent ? found.source->id : SourceId{}});
   ++counted_.begun;
   counted_.read_blocks += found.blocks.size();
   return found;
@@ -194,7 +212,8 @@ bool Offers::end_read(const Id128& connection, std::uint64_t pin) {
   const auto read = reads_.extract(Pin{connection, pin});
   if (read.empty()) return false;
   if (const auto count = reads_of_.find(connection); --count->second == 0) reads_of_.erase(count);
-  for (const JobName& name : read.mapped()) {
+  if (read.mapped().permitted != SourceId{}) consents_.ended(read.mapped().permitted);
+  for (const JobName& name : read.mapped().jobs) {
     const auto job = jobs_.find(name);
     if (job == jobs_.end()) continue;
     --job->second.readers;

@@ -21,12 +21,11 @@
 #include "capnp/wire/codec.h"
 #include "engine/types/ids.h"
 #include "server/direct/allocations.h"
+#include "server/direct/consents.h"
 #include "server/direct/direct_stats.h"
+#include "server/direct/source_id.h"
 
 namespace pegaflow::server {
-
-/// The name of a worker's registration; never 0, and never used twice.
-enum class SourceId : std::uint64_t {};
 
 /// Which worker has which block in its own memory, from the reservation of a job until its end, and
 /// which workers read them.
@@ -73,7 +72,14 @@ class Offers {
   [[nodiscard]] const OfferedMemory* memory_of(const Id128& connection) const;
 
   /// Whether a worker has this registration now.
-  [[nodiscard]] bool has(SourceId source) const;
+  [[nodiscard]] bool has(SourceId source) const { return find_source(source) != nullptr; }
+  /// That worker; nullptr: it has left.
+  [[nodiscard]] std::shared_ptr<const Source> find_source(SourceId source) const;
+  /// The worker of this connection; nullptr: none.
+  [[nodiscard]] std::shared_ptr<const Source> source_of(const Id128& connection) const;
+
+  /// Whose turn it is at memory that needs consent.
+  [[nodiscard]] Consents& consents() noexcept { return consents_; }
 
   struct Guarded {
     std::uint32_t place = 0;  ///< In the source's array of guards.
@@ -103,6 +109,7 @@ class Offers {
     std::uint32_t shard = 0;
     SourceId source{};      ///< Its own memory, which it does not read; of another node: none.
     bool is_there = false;  ///< On another node: it reads only memory that has a network.
+    bool reads_without_consent = false;
   };
   /// The worker of this connection; no value without a source.
   [[nodiscard]] std::optional<Reader> reader(const Id128& connection) const;
@@ -120,7 +127,8 @@ class Offers {
     std::vector<Run> guards;  ///< They cover the blocks, in this order.
   };
   /// The leading keys that one other worker of the reader's group and shard offers; no value for
-  /// none. The reader reads them under `pin`, a name of its connection, until end_read().
+  /// none, and while the reader waits for the consent of that worker's process. The reader reads
+  /// them under `pin`, a name of its connection, until end_read().
   std::optional<Found> begin_read(const Id128& connection, const Reader& reader,
                                   engine::SpaceId space, std::span<const BlockKey> keys,
                                   std::uint64_t pin);
@@ -153,6 +161,11 @@ class Offers {
     Job* job = nullptr;
     std::uint32_t block = 0;
   };
+  /// A worker reads blocks of these jobs.
+  struct Read {
+    std::vector<std::pair<Id128, JobId>> jobs;
+    SourceId permitted{};  ///< The source whose process has consented; none: it need not.
+  };
   /// The name of a job of a worker: all ranks of an engine have jobs of the same numbers.
   using JobName = std::pair<Id128, JobId>;
   /// Exists while its blocks are offered or read.
@@ -175,7 +188,8 @@ class Offers {
   std::unordered_map<Id128, OneSource> by_connection_;
   std::map<JobName, Job> jobs_;
   std::unordered_map<Page, Entry, PageHash> pages_;
-  std::map<Pin, std::vector<JobName>> reads_;
+  std::map<Pin, Read> reads_;
+  Consents consents_;
   std::unordered_map<Id128, std::size_t> reads_of_;  ///< By the reader's connection.
   std::size_t listed_ = 0;                           ///< Pages of all jobs.
   Stats counted_;

@@ -38,15 +38,17 @@ enum class Method : std::uint8_t {
   kAwaitReads,
   kReady,
   kConfirm,
+  kAwaitReader,
 };
-inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kConfirm) + 1;
+inline constexpr std::size_t kMethodCount = static_cast<std::size_t>(Method::kAwaitReader) + 1;
 
 constexpr std::string_view to_string(Method method) noexcept {
   constexpr std::array<std::string_view, kMethodCount> kNames = {
-      "hello",      "register",     "attach",    "lookup",      "claim",    "unclaim",
-      "open",       "release",      "reserve",   "publish",     "abandon",  "reset_cache",
-      "goodbye",    "corrupt",      "journal",   "await_job",   "describe", "decline",
-      "boundaries", "report_chain", "open_next", "await_reads", "ready",    "confirm"};
+      "hello",     "register",    "attach",  "lookup",     "claim",
+      "unclaim",   "open",        "release", "reserve",    "publish",
+      "abandon",   "reset_cache", "goodbye", "corrupt",    "journal",
+      "await_job", "describe",    "decline", "boundaries", "report_chain",
+      "open_next", "await_reads", "ready",   "confirm",    "await_reader"};
   return kNames[static_cast<std::size_t>(method)];
 }
 

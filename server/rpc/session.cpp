@@ -14,6 +14,7 @@
 #include "server/fetches/fetches.h"
 #include "server/pool/pool_keeping.h"
 #include "server/rpc/in_order.h"
+#include "server/rpc/job_calls.h"
 #include "server/rpc/kind_calls.h"
 #include "server/rpc/measured.h"
 #include "server/rpc/process_watch.h"
@@ -348,6 +349,15 @@ class SessionImpl final : public wire::Session::Server {
         });
   }
 
+  kj::Promise<void> awaitReader(AwaitReaderContext call) override {
+    const Measured measured(context_, Method::kAwaitReader);
+    return context_.direct.await_reader(connection_, call)
+        .then([this, call, measured](Result<void>&& next) mutable {
+          if (!next) write_error(next.error(), call.getResults().initError());
+          return finish(measured, next);
+        });
+  }
+
   kj::Promise<void> ready(ReadyContext call) override {
     const Measured measured(context_, Method::kReady);
     context_.direct.ready(connection_, read_job(call.getParams().getJob()));
@@ -412,8 +422,9 @@ class SessionImpl final : public wire::Session::Server {
     const Id128 server = read_id(params.getServer());
     const std::chrono::milliseconds patience(params.getPatienceMs());
     const auto until = params.getBegun() ? JobWaits::Until::kBegun : JobWaits::Until::kOver;
-    auto over = server == context_.server ? await_job_here(job, patience, until)
-                                          : await_job_there(server, job, patience, until);
+    auto over = server == context_.server
+                    ? await_job_here(context_, connection_, job, patience, until)
+                    : await_job_there(context_, connection_, peers_, server, job, patience, until);
     return over.then([this, call, measured](JobsReached&& reached) mutable {
       write_reached(reached, call.getResults());
       return finish(measured, reached.ended);
@@ -489,42 +500,6 @@ class SessionImpl final : public wire::Session::Server {
     const auto joined =
         context_.direct.joined(connection_, wanted.shard, *wanted.direct, descriptors);
     if (!joined) kRpcLog.warn("no direct reads error=\"{}\"", joined.error().detail);
-  }
-
-  kj::Promise<JobsReached> await_job_here(const JobId& job, Duration patience,
-                                          JobWaits::Until until) {
-    // The fulfiller outlives the promise where the connection ends first.
-    auto answered = kj::newPromiseAndFulfiller<Result<void>>();
-    service_.await_job(
-        connection_, job, patience,
-        [fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<Result<void>>>>(
-             kj::mv(answered.fulfiller))](Result<void> result) {
-          (*fulfiller)->fulfill(std::move(result));
-        },
-        until);
-    context_.background.poke();  // There is a new deadline.
-    return answered.promise.then([this, name = job.scheduler, until](Result<void>&& result) {
-      return JobsReached{.ended = kj::mv(result), .up_to = service_.jobs_reached(name, until)};
-    });
-  }
-
-  kj::Promise<JobsReached> await_job_there(const Id128& server, const JobId& job, Duration patience,
-                                           JobWaits::Until until) {
-    if (auto caller = service_.check_member(connection_); !caller) {
-      return JobsReached{.ended = kj::mv(caller)};
-    }
-    if (peers_ == nullptr) {
-      return JobsReached{.ended =
-                             fail(Errc::kGone, "job {} belongs to another server", job.number)};
-    }
-    const bool begun = until == JobWaits::Until::kBegun;
-    if (begun && !context_.direct.may_read_from(server, connection_)) {
-      return JobsReached{.ended = fail(Errc::kRefused,
-                                       "job {} is one of another node, whose engines' memory this "
-                                       "engine cannot read",
-                                       job.number)};
-    }
-    return peers_->await_job(server, job, patience, begun);
   }
 
   template <typename T>

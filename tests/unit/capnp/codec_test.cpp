@@ -399,6 +399,12 @@ TEST_SUITE("codec") {
       return read_memory(builder);
     };
     CHECK(read_back().value() == memory);
+    memory.needs_consent = true;
+    CHECK(read_back().value() == memory);
+    memory.reads_without_consent = true;
+    CHECK(read_back().value() == memory);
+    CHECK_FALSE(memory.for_other_nodes().needs_consent);
+    CHECK_FALSE(memory.for_other_nodes().reads_without_consent);
     for (std::size_t i = 0; i < 2; ++i) {
       auto& handle = memory.segments[i].handle.emplace();
       for (std::size_t b = 0; b < handle.size(); ++b) handle[b] = static_cast<std::byte>(b + i);
