@@ -9,7 +9,7 @@ _CAP_SYS_PTRACE = 1 << 19
 
 def why_forbidden(proc: Path = Path("/proc")) -> str:
     """
-    The reason why a process that is started here cannot read one that is not its child by
+    The reason why a process that is started here cannot read one that consents to it by
     process_vm_readv(), and how to permit it; empty: it can.
 
     Raises:
@@ -21,11 +21,11 @@ def why_forbidden(proc: Path = Path("/proc")) -> str:
         return ""  # a kernel without Yama
     lines = (proc / "self/status").read_text().splitlines()
     capabilities = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-    if scope == 0 or (scope < 3 and capabilities & _CAP_SYS_PTRACE):
+    if scope < 2 or (scope == 2 and capabilities & _CAP_SYS_PTRACE):
         return ""
     fix = (
-        "run as root, or sysctl -w kernel.yama.ptrace_scope=0"
-        if scope < 3
+        "run as root, or sysctl -w kernel.yama.ptrace_scope=1"
+        if scope == 2
         else "boot with another kernel.yama.ptrace_scope"
     )
     return (

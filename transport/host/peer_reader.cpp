@@ -29,7 +29,8 @@ Error read_error(pid_t pid, int error_number) {
   if (error_number == EPERM || error_number == ENOSYS) {
     error.code = Errc::kRefused;
     error.detail +=
-        "; it needs the same user and kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE, and a seccomp "
+        "; it needs the same user, kernel.yama.ptrace_scope=0 or 1, or CAP_SYS_PTRACE, and a "
+        "seccomp "
         "profile that permits the call";
   }
   return error;

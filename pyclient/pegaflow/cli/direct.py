@@ -72,6 +72,13 @@ def check_direct(
         detail += f"; {on_gpus} of the workers have their memory on GPUs"
     if scope == 0 or on_gpus == workers:  # The kernel's rule is about ordinary memory.
         yield Finding(CHECK, OK, detail)
+    elif scope == 1:
+        yield Finding(
+            CHECK,
+            OK,
+            f"{detail}. kernel.yama.ptrace_scope is 1: engines without CAP_SYS_PTRACE read a "
+            "prefill engine one at a time",
+        )
     elif scope >= 3:
         yield Finding(
             CHECK,
@@ -88,7 +95,7 @@ def check_direct(
             "read others' memory; for others blocks come from the pool",
             ""
             if blocks
-            else "give the decode engines CAP_SYS_PTRACE, or sysctl -w kernel.yama.ptrace_scope=0",
+            else "give the decode engines CAP_SYS_PTRACE, or sysctl -w kernel.yama.ptrace_scope=1",
         )
 
 
