@@ -622,10 +622,15 @@ class KindsEngine:
             KindRule.TRAILING: max(0, start + 1 - (getattr(spec, "sliding_window", None) or 0)),
             KindRule.CHUNK: start // kind.tokens * kind.tokens if kind.tokens else 0,
         }[kind.rule]
-        for token in range(first, start):
-            number, slot = divmod(token, kind.block_tokens)
-            self._expect(request_id, group, table[number], slot, values[token])
+        self._expect_tokens(request_id, group, table, range(first, start), values)
         self.counts["read tokens"] += start - first
+
+    def _expect_tokens(
+        self, request_id: str, group: int, table: list[int], tokens: range, values: list[int]
+    ) -> None:
+        for token in tokens:
+            number, slot = divmod(token, self.rules[group].block_tokens)
+            self._expect(request_id, group, table[number], slot, values[token])
 
     def _expect(self, request_id: str, group: int, block: int, slot: int, value: int) -> None:
         owner, content = self.memory.get(block, (-1, {}))

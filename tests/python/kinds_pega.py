@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -122,9 +123,13 @@ class PegaKindsEngine(KindsEngine):
         return slice(start, start + size)
 
     def _slot(self, rank: int, group: int, value: int) -> bytes:
-        words = self._slot_bytes[group] // 8
-        base = (value ^ (16 * rank + group + 1) * 0x9E3779B97F4A7C15) & _MASK
-        return b"".join(((base + i) & _MASK).to_bytes(8, "little") for i in range(words))
+        return bytes(self._slots(rank, group, [value]).tobytes())
+
+    def _slots(self, rank: int, group: int, values: Sequence[int]) -> Any:
+        """The words of the slots of several tokens, a row for each."""
+        salt = (16 * rank + group + 1) * 0x9E3779B97F4A7C15 & _MASK
+        words = np.arange(self._slot_bytes[group] // 8, dtype=np.uint64)
+        return (np.array(values, dtype=np.uint64) ^ np.uint64(salt))[:, None] + words
 
     def _put(self, group: int, block: int, slot: int, value: int) -> None:
         assert block != 0
@@ -145,6 +150,30 @@ class PegaKindsEngine(KindsEngine):
                 raise WrongBlock(
                     f"{request_id}: rank {rank}, group {group} reads slot {slot} of block {block}"
                 )
+
+    def _expect_tokens(
+        self, request_id: str, group: int, table: list[int], tokens: range, values: list[int]
+    ) -> None:
+        """Compares all slots at once; the first wrong one is then found one by one."""
+        if not tokens:
+            return
+        size = self._slot_bytes[group]
+        numbers, slots = np.divmod(np.array(tokens), self.rules[group].block_tokens)
+        blocks = np.array(table)[numbers]
+        wanted = values[tokens.start : tokens.stop]
+        right = bool(blocks.all())
+        for rank, memory in enumerate(self.memories):
+            # The slots of all blocks, [block, slot, word].
+            held = np.ndarray(
+                (self.kv_config.num_blocks, self.rules[group].block_tokens, size // 8),
+                dtype=np.uint64,
+                buffer=memory,
+                strides=(self._stride, size, 8),
+            )
+            right = right and np.array_equal(held[blocks, slots], self._slots(rank, group, wanted))
+        if not right:
+            super()._expect_tokens(request_id, group, table, tokens, values)
+            raise AssertionError("the two comparisons of the same slots differ")
 
     def _copy_block(self, source: int, target: int) -> None:
         size = self._stride

@@ -23,8 +23,9 @@ from pegaflow.vllm.plans import load_plan
 from pegaflow.vllm.plans.save_plan import SavePlan
 from pegaflow.vllm.worker_side import WorkerSide
 from tests.python import kinds_double
+from tests.python.fake_model import chain
 from tests.python.kinds_double import Cache
-from tests.python.kinds_engine import SHAPES
+from tests.python.kinds_engine import SHAPES, WrongBlock
 from tests.python.kinds_pega import PegaKindsEngine
 from tests.python.test_kinds_expectations import LAYERS, prompt_of
 
@@ -520,6 +521,30 @@ def test_events_have_the_group_of_the_kind_and_are_taken_back_by_kind(make, cach
 
 
 # ---- planted mistakes are found
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama4", "two of full", "qwen3-next"])
+def test_each_wrong_byte_that_is_read_is_found(make, name):
+    engine = make(name)
+    engine.add("r", prompt_of(200), 40)
+    while len(engine.answers["r"]) < 210:
+        engine.step()
+    tables = engine.scheduler.kv_cache_manager.get_block_ids("r")
+    start = engine.scheduler.requests["r"].num_computed_tokens
+    values = chain(0, engine.answers["r"])
+    for group, table in enumerate(tables):
+        kind = engine.rules[group]
+        last, slot = divmod(start - 1, kind.block_tokens)
+        place = engine._place(group, table[last], 0 if kind.rule == KindRule.STATE else slot)
+        engine._read("r", group, table, start, values)
+        for at in range(place.start, place.stop):
+            engine.memories[0][at] ^= 1
+            with pytest.raises(WrongBlock, match=f"group {group} .* of block {table[last]}$"):
+                engine._read("r", group, table, start, values)
+            engine.memories[0][at] ^= 1
+        wrong = [*table[:last], 0, *table[last + 1 :]]
+        with pytest.raises(WrongBlock, match="of block 0$"):
+            engine._read("r", group, wrong, start, values)
 
 
 def drop_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
