@@ -628,9 +628,13 @@ class KindsEngine:
     def _expect_tokens(
         self, request_id: str, group: int, table: list[int], tokens: range, values: list[int]
     ) -> None:
-        for token in tokens:
-            number, slot = divmod(token, self.rules[group].block_tokens)
-            self._expect(request_id, group, table[number], slot, values[token])
+        size = self.rules[group].block_tokens
+        for first in range(tokens.start // size * size, tokens.stop, size):
+            block = table[first // size]
+            owner, content = self.memory.get(block, (-1, {}))
+            for token in range(max(first, tokens.start), min(first + size, tokens.stop)):
+                if owner != group or content.get(token - first) != values[token]:
+                    self._expect(request_id, group, block, token - first, values[token])
 
     def _expect(self, request_id: str, group: int, block: int, slot: int, value: int) -> None:
         owner, content = self.memory.get(block, (-1, {}))

@@ -172,7 +172,8 @@ class PegaKindsEngine(KindsEngine):
             )
             right = right and np.array_equal(held[blocks, slots], self._slots(rank, group, wanted))
         if not right:
-            super()._expect_tokens(request_id, group, table, tokens, values)
+            for block, slot, value in zip(blocks.tolist(), slots.tolist(), wanted, strict=True):
+                self._expect(request_id, group, block, slot, value)
             raise AssertionError("the two comparisons of the same slots differ")
 
     def _copy_block(self, source: int, target: int) -> None:
