@@ -1,4 +1,7 @@
-"""One real vLLM with the connector and a real server, shared by all tests here; none kills it."""
+"""One real vLLM with the connector and a real server, shared by all tests here; none kills it.
+
+It is started as by a user: its processes are not forks of one another, as in other tests.
+"""
 
 import contextlib
 import http.client
@@ -41,8 +44,10 @@ def vllm(pega: PegaServer, short_path: Path, events: Any) -> Iterator[VllmServer
         python_path=[Path(os.environ["PEGA_BUILD_DIR"]) / "python"],
         arguments=["--kv-events-config", json.dumps(events[0])],
     )
-    with VllmServer(options, short_path / "v") as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("PEGA_VLLM_FORKS", raising=False)
+        with VllmServer(options, short_path / "v") as server:
+            yield server
 
 
 def forget(vllm: VllmServer) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.support import vllm_server
 from tests.support.child_process import ChildFailed
 from tests.support.vllm_server import (
+    FORKING_VLLM,
     ModelShape,
     PegaServer,
     VllmOptions,
@@ -28,6 +29,16 @@ def test_plain_vllm_gets_no_connector(tmp_path: Path) -> None:
     command = VllmServer(VllmOptions(Path("model")), tmp_path).command()
     assert "--kv-transfer-config" not in command
     assert option(command, "--block-size") == "32"
+
+
+def test_only_tests_start_a_vllm_whose_processes_are_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = VllmServer(VllmOptions(Path("model")), tmp_path)
+    assert FORKING_VLLM.is_file()
+    assert server.command()[1:4] == ["-P", str(FORKING_VLLM), "serve"]
+    monkeypatch.delenv("PEGA_VLLM_FORKS")
+    assert [Path(word).name for word in server.command()[:2]] == ["vllm", "serve"]
 
 
 def test_the_connector_gets_the_address_and_more(tmp_path: Path) -> None:

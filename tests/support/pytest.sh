@@ -16,6 +16,8 @@ export PATH="$root/.venv/bin:$build/server:$build/perf:$PATH"
 export PYTHONPATH="$build/python:$root" PEGA_BUILD_DIR="$build"
 # The connector keeps digests of weights there, and not in the user's cache.
 export PEGAFLOW_CACHE_DIR="${TMPDIR:-/tmp}/pegaflow-cache"
+# vLLM's processes are forks of its first one (tests/support/forking_vllm.py).
+export PEGA_VLLM_FORKS=1
 cd "$root"
 # A test that hangs says where before the runner's limit ends it.
 limit=600

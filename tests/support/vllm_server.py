@@ -31,6 +31,9 @@ from tests.support.prometheus import Metrics, read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+#: Starts vLLM in place of the command ``vllm``, if PEGA_VLLM_FORKS is set, as it is in tests.
+FORKING_VLLM = REPOSITORY / "tests/support/forking_vllm.py"
+
 #: Name under which every vLLM here serves its model.
 MODEL_NAME = "tiny"
 
@@ -260,6 +263,8 @@ class VllmServer(ChildProcess):
     def command(self) -> list[str]:
         options = self.options
         program = [str(venv_bin() / "vllm")]
+        if os.environ.get("PEGA_VLLM_FORKS"):
+            program = [str(venv_bin() / "python"), "-P", str(FORKING_VLLM)]
         if options.python is not None:  # its script may be missing, or be another one's
             program = [str(options.python), "-m", "vllm.entrypoints.cli.main"]
         command = [
