@@ -25,7 +25,19 @@ TEST_VARIABLE = "PEGAFLOW_TEST_UCX_OVER_TCP"
 def _engine(
     place: Place, device: str, name: str, server: PegaServer, **options: Any
 ) -> EngineProcess:
-    engine = place.process(device).open(
+    return engine_of_group(place, place.process(device), device, name, server, **options)
+
+
+def engine_of_group(
+    place: Place,
+    process: EngineProcess,
+    device: str,
+    name: str,
+    server: PegaServer,
+    **options: Any,
+) -> EngineProcess:
+    """An engine, ready, whose memory others may read."""
+    engine = process.open(
         str(server.socket), name, direct_group="pd", **options, **place.sizes.shape()
     )
     engine.call("wait_ready")

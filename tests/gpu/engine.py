@@ -255,11 +255,14 @@ class Engine:
         self, space: str, origins: Sequence[int], blocks: Sequence[int], compute_s: float
     ) -> dict[str, Any]:
         """Saves blocks whose content the device computes meanwhile, and overwrites them as soon as
-        that is reported."""
+        that is reported. Without a server it saves none."""
         if self._on_gpu():
             torch.cuda._sleep(int(compute_s * 1.5e9))  # cycles
         self._queue_fill(blocks, origins, 0)
-        done = self.save(space, origins, blocks)
+        try:
+            done = self.save(space, origins, blocks)
+        except _native.PeerLost as error:
+            done = {"blocks": 0, "error": str(error)}
         self.fill(blocks, origins, salt=1)
         return done
 
@@ -270,11 +273,22 @@ class Engine:
         blocks: Sequence[int],
         patience_s: float,
         node: bytes = b"",
+        abort_s: float | None = None,
     ) -> dict[str, Any]:
-        """Loads blocks while another engine saves them, at this node or at another one."""
+        """Loads blocks while another engine saves them, at this node or at another one.
+
+        ``abort_s``: the load is canceled after that time. Without a server it loads none.
+        """
         number = self._take_number()
         keys = block_keys(space, origins)
-        self.mover.load_following(number, keys, 32, list(blocks), patience_s, node)
+        try:
+            self.mover.load_following(number, keys, 32, list(blocks), patience_s, node)
+        except _native.PeerLost as error:
+            none = {"blocks": 0, "failed_blocks": list(blocks), "direct_bytes": 0}
+            return {**none, "error": str(error)}
+        if abort_s is not None:
+            time.sleep(abort_s)
+            self.mover.cancel_load(number)
         return self.finished("load", number)
 
     def memory_in_use(self, device: int) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.gpu.direct import direct_reads, far_reads, killed_source, pool_reads
+from tests.gpu.direct_faults import direct_faults
 from tests.gpu.layouts import layouts
 from tests.gpu.processes import OWN_IPC
 from tests.gpu.scenarios import CPU_SIZES, GPU_SIZES, SCENARIOS, Place, prepared
@@ -34,6 +35,7 @@ def gpus() -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     every = {"layouts": layouts, "direct_reads": direct_reads, "killed_source": killed_source}
+    every |= {"direct_faults": direct_faults}
     every |= {"far_reads": far_reads, "pool_reads": pool_reads} | SCENARIOS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -33,6 +33,7 @@ class Sizes:
     blocks: int
     kills: int  # Workers that are killed, one after the other.
     cancels: int
+    faults: int  # While an engine reads another one.
 
     @property
     def page_bytes(self) -> int:
@@ -47,9 +48,9 @@ class Sizes:
 
 
 #: Like vLLM's default for a model of 8B: 32 allocations with 64 KiB of a block in each.
-GPU_SIZES = Sizes(layers=32, segment_bytes=64 << 10, blocks=2048, kills=5, cancels=60)
+GPU_SIZES = Sizes(layers=32, segment_bytes=64 << 10, blocks=2048, kills=5, cancels=60, faults=200)
 #: For a rehearsal in ordinary memory.
-CPU_SIZES = Sizes(layers=4, segment_bytes=128 << 10, blocks=256, kills=2, cancels=20)
+CPU_SIZES = Sizes(layers=4, segment_bytes=128 << 10, blocks=256, kills=2, cancels=20, faults=12)
 
 
 class Place:
