@@ -210,7 +210,9 @@ TEST_SUITE("start") {
 
     INFO(ran.output);
     CHECK(ran.exit_code == 1);
-    CHECK(has(ran.output, pages->page_bytes == 0 ? "has no huge pages" : "vm.nr_hugepages=32"));
+    // Others may use huge pages: then it needs as many more.
+    CHECK(has(ran.output, pages->page_bytes == 0 ? "has no huge pages" : "needs 32 huge pages"));
+    CHECK(has(ran.output, "sysctl -w vm.nr_hugepages=") == (pages->page_bytes != 0));
   }
 
   TEST_CASE("without huge pages the start logs the command that reserves them") {
@@ -219,7 +221,7 @@ TEST_SUITE("start") {
     const auto pages = engine::huge_pages();
     REQUIRE(pages);
     if (pages->page_bytes != 0 && pages->free == 0) {
-      CHECK(has(server.log(), "sysctl -w vm.nr_hugepages=32"));
+      CHECK(has(server.log(), "sysctl -w vm.nr_hugepages="));
     }
   }
 

@@ -96,13 +96,8 @@ Result<pid_t> number_of(int pidfd) {
                 pidfd);
   }
   if (*listed < 0 || has_process_ended(pidfd)) return tl::unexpected<Error>(ended(*listed));
-  if (*listed > 0) {
-    // /proc may be that of another PID namespace, where the same number is another process. It is
-    // the peer's only if the process that has it here is listed under it too.
-    const UniqueFd same(static_cast<int>(::syscall(SYS_pidfd_open, *listed, 0)));
-    if (same && process_of_pidfd(same.get()) == listed) return *listed;
-    if (has_process_ended(pidfd)) return tl::unexpected<Error>(ended(*listed));
-  }
+  if (const auto own = own_number_of_pidfd(pidfd)) return *own;
+  if (has_process_ended(pidfd)) return tl::unexpected<Error>(ended(*listed));
   return fail(Errc::kRefused,
               "add peer: its process is in a PID namespace that is not visible here; run both "
               "engines in one PID namespace");
