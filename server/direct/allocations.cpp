@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "base/assert.h"
 #include "base/os/descriptor_box.h"
 #include "base/os/thread.h"
 
@@ -18,6 +17,13 @@ AllocationCloser::~AllocationCloser() {
 }
 
 Result<void> AllocationCloser::reserve(std::size_t count) {
+  {
+    // Its descriptors can then be closed in any case.
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+      PEGA_TRY_LET(thread_, start_thread("pega-close", [this] { run(); }));
+    }
+  }
   const std::size_t before = reserved_.fetch_add(count);
   if (before + count <= most_) return {};
   reserved_.fetch_sub(count);
@@ -30,11 +36,6 @@ Result<void> AllocationCloser::reserve(std::size_t count) {
 void AllocationCloser::close(std::vector<UniqueFd> descriptors, std::size_t reserved) {
   {
     const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) {
-      auto started = start_thread("pega-close", [this] { run(); });
-      PEGA_ASSERT(started.has_value(), "{}", started.error().detail);
-      thread_ = std::move(*started);
-    }
     ended_.push_back({std::move(descriptors), reserved});
   }
   changed_.notify_all();

@@ -26,7 +26,7 @@ class AllocationCloser {
   AllocationCloser(const AllocationCloser&) = delete;
   AllocationCloser& operator=(const AllocationCloser&) = delete;
 
-  /// Room for `count` descriptors. Errors: kRefused with the fix.
+  /// Room for `count` descriptors. Errors: kRefused with the fix; the kernel's without a thread.
   Result<void> reserve(std::size_t count);
   /// Closes them soon, and then the room is free.
   void close(std::vector<UniqueFd> descriptors, std::size_t reserved);
@@ -46,7 +46,7 @@ class AllocationCloser {
   std::condition_variable changed_;
   std::vector<Ended> ended_;
   bool stopping_ = false;
-  std::thread thread_;  ///< Starts with the first close().
+  std::thread thread_;  ///< Starts with the first reserve().
 };
 
 /// The allocations of one worker. Immutable.
@@ -57,7 +57,7 @@ class AllocationCloser {
 class Allocations {
  public:
   /// Takes `count` descriptors out of a worker's DescriptorBox.
-  /// Errors: those of DescriptorBox::look(); kRefused when they are too many for this server.
+  /// Errors: those of DescriptorBox::look() and of AllocationCloser::reserve().
   static Result<std::shared_ptr<const Allocations>> take(std::shared_ptr<AllocationCloser> closer,
                                                          int box, std::size_t count);
   Allocations(const Allocations&) = delete;
