@@ -488,10 +488,11 @@ interface Session {
   # Feature 6. Sent after the last read of a pin of `pages`: whether the other node has kept these pages in
   # place until now, and the namespace was not reset. Otherwise their bytes are not those of the blocks.
 
-  awaitReader @23 (permitted :UInt64) -> (reader :UInt64, process :ProcessHandle, error :Error);
+  awaitReader @23 (permitted :UInt64, refused :UInt64) -> (reader :UInt64, process :ProcessHandle, error :Error);
   # Feature 8. Of a worker whose memory needs consent, and that consents to the reading process of `permitted`,
   # the last answer's reader, and to no other one; 0: to none. Answers when it is to consent to another one
-  # instead: `process` is its pidfd. reader 0: to none, as that one has left. kTimeout after 10 s. A
+  # instead: `process` is its pidfd. reader 0: to none, as that one has left. refused: the last answer's
+  # reader, if the worker cannot consent to it; it is not named again. kTimeout after 10 s. A
   # further call ends an earlier one, with kCancelled. kInvalidArgument: the memory of this connection
   # needs no consent.
 }

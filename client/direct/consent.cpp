@@ -17,6 +17,9 @@ constexpr Log kLog{"mover"};
 /// After this time the server answers in any case.
 constexpr std::chrono::seconds kPatience{10};
 
+/// Before another attempt while another engine of this process permits a reader.
+constexpr kj::Duration kBusyPause = 1 * kj::SECONDS;
+
 }  // namespace
 
 /// A process that is to read next.
@@ -38,10 +41,11 @@ void Consent::end() {
   if (std::exchange(has_begun_, false)) (void)kernel_.give(-1);  // Ending it cannot fail.
 }
 
-kj::Promise<void> Consent::permit_next(std::uint64_t permitted) {
+kj::Promise<void> Consent::permit_next(std::uint64_t permitted, std::uint64_t refused) {
   if (!link_.is_connected()) return kj::READY_NOW;
   auto request = link_.session().awaitReaderRequest();
   request.setPermitted(permitted);
+  request.setRefused(refused);
   return link_
       .call(kj::mv(request), kPatience + deadline_, "await_reader",
             [](auto& answer) -> Result<Next> {
@@ -65,6 +69,7 @@ kj::Promise<void> Consent::permit(Next&& next) {
   wire::ProcessHandle::Client process = kj::mv(next.process);
   auto descriptor = descriptor_of(process);
   return descriptor.then([this, reader, process = kj::mv(process)](UniqueFd&& pidfd) mutable {
+    if (!pidfd) (void)kernel_.give(-1);
     Result<void> given = pidfd ? kernel_.give(pidfd.get())
                                : Result<void>(fail(Errc::kGone, "the server sent no process"));
     if (given) {
@@ -72,13 +77,14 @@ kj::Promise<void> Consent::permit(Next&& next) {
                  process_of_pidfd(pidfd.get()).value_or(0));
       return permit_next(reader);
     }
-    // Another one may be permitted. Otherwise no engine is asked to wait for a consent again.
-    if (given.error().code == Errc::kGone) return permit_next(0);
-    kLog.warn(
-        "this engine cannot permit others to read its memory, its blocks are loaded once they are "
-        "saved error=\"{}\"",
-        to_string(given.error()));
-    return kj::Promise<void>(kj::READY_NOW);
+    if (given.error().code == Errc::kBusy) {
+      return link_.timer().afterDelay(kBusyPause).then([this] { return permit_next(0); });
+    }
+    if (given.error().code != Errc::kGone) {
+      kLog.warn("this engine cannot permit another one to read its memory error=\"{}\"",
+                to_string(given.error()));
+    }
+    return permit_next(0, reader);
   });
 }
 

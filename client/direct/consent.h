@@ -37,7 +37,8 @@ class Consent {
 
  private:
   struct Next;
-  kj::Promise<void> permit_next(std::uint64_t permitted);
+  /// `refused`: a process that cannot be permitted, by the server's name; 0: none.
+  kj::Promise<void> permit_next(std::uint64_t permitted, std::uint64_t refused = 0);
   kj::Promise<void> permit(Next&& next);
 
   Link& link_;

@@ -100,11 +100,17 @@ kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
           return Result<NextPiece>(fail(Errc::kPeerLost, "open_next: the connection was lost"));
         }
         PeerMemory memory = peer_memory(added->memory);
+        if (memory.mapped && !descriptors[2]) {
+          // It may have them at the next attempt.
+          piece.unreadable = Error{Errc::kGone, "the server sent no descriptors of the memory"};
+          return Result<NextPiece>(std::move(piece));
+        }
         if (memory.mapped) {
           memory.mapped->descriptors = std::make_shared<const UniqueFd>(std::move(descriptors[2]));
         }
-        Result<void> has = sources.add(piece.source, std::move(memory), std::move(descriptors[1]),
-                                       descriptors[0].get(), added->memory.guards);
+        Result<void> has =
+            sources.add(piece.source, std::move(memory), std::move(descriptors[1]),
+                        descriptors[0].get(), added->memory.guards, added->memory.needs_consent);
         if (!has) piece.unreadable = std::move(has.error());
         return Result<NextPiece>(std::move(piece));
       });

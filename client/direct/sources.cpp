@@ -68,7 +68,7 @@ std::vector<std::uint64_t> Sources::known() {
 }
 
 Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
-                          std::uint32_t guard_count) {
+                          std::uint32_t guard_count, bool has_turn) {
   if (knows(source)) return {};
   if (has_process_ended(process.get()))
     return fail(Errc::kGone, "the process of engine {} has ended", source);
@@ -93,6 +93,7 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   Source& entry = **added;
   entry.process = std::move(process);
   entry.guards = std::move(*mapped);
+  entry.has_turn = has_turn;
   if (watch_) entry.watch = watch_(entry.process.get());
   kLog.info(
       "blocks are read out of the memory of another engine engine={} lane={} blocks={} "
@@ -206,10 +207,11 @@ void Sources::refuse(std::uint64_t source, const Error& why) {
   Source* const found = find(source);
   if (found == nullptr || found->is_unreadable) return;
   found->is_unreadable = true;
+  if (found->has_turn) found->paused_until = clock_.now() + kPause;
   kLog.warn(
-      "the memory of another engine of the direct group cannot be read, its blocks are loaded "
+      "the memory of another engine of the direct group cannot be read{}, its blocks are loaded "
       "once they are saved engine={} error=\"{}\"",
-      source, to_string(why));
+      found->has_turn ? " at present" : "", source, to_string(why));
 }
 
 bool Sources::suspend(std::uint64_t source, const Error& why) {

@@ -33,8 +33,7 @@ struct BlockGuard {
 class Sources {
  public:
   static constexpr std::size_t kMost = 64;
-  /// An engine of another host that could not be read is not read again before this time has
-  /// passed.
+  /// An engine that cannot be read at present is not read again before this time has passed.
   static constexpr std::chrono::seconds kPause{30};
 
   /// `device` outlives it.
@@ -66,9 +65,9 @@ class Sources {
   /// Adds an engine. `memory.process` is ignored; an engine that it has already stays as it is.
   /// Errors: kRefused when its memory or its guards cannot be used, and then it is remembered as
   /// unreadable; kGone when its process has ended or the device is not attached; kBusy when kMost
-  /// engines are being read.
+  /// engines are being read. `has_turn`: its process has consented to reads for now.
   Result<void> add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
-                   std::uint32_t guard_count);
+                   std::uint32_t guard_count, bool has_turn = false);
 
   /// A read that has begun.
   struct Reading {
@@ -85,7 +84,8 @@ class Sources {
   /// them. Returns how many of the leading blocks have had their content all the time.
   std::size_t end(std::uint64_t source, std::span<const BlockGuard> guards,
                   std::span<const std::uint64_t> values = {});
-  /// The device has found that it cannot read the engine's memory.
+  /// The device has found that it cannot read the engine's memory: for kPause if its process had
+  /// consented, which may end.
   void refuse(std::uint64_t source, const Error& why);
   /// A read of an engine did not arrive, or not in time. If that is of another host, it is not read
   /// for kPause: each attempt would cost its request as much time. Returns whether it is.
@@ -106,7 +106,8 @@ class Sources {
     std::shared_ptr<void> watch;
     PeerGuards guards;  ///< Those on this host.
     std::uint32_t guard_count = 0;
-    bool is_far = false;    ///< On another host.
+    bool is_far = false;  ///< On another host.
+    bool has_turn = false;
     std::size_t reads = 0;  ///< Pieces in flight.
     bool is_unreadable = false;
     std::optional<TimePoint> paused_until{};

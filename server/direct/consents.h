@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,26 +18,31 @@ namespace pegaflow::server {
 
 /// Which worker may read each source that needs consent.
 ///
-/// A worker that asks gets the next turn unless another one waits for it. A turn passes on when its
-/// worker reads no longer and has begun a read or has had kTurn for it. Thread-bound: the RPC
+/// Workers that ask get their turns in the order in which they asked. A turn passes on when its
+/// worker reads no longer, and has begun a read or has had kTurn for it. Thread-bound: the RPC
 /// thread.
 class Consents {
  public:
-  static constexpr std::chrono::milliseconds kTurn{50};
+  /// More than a worker needs to ask for its next blocks.
+  static constexpr std::chrono::milliseconds kTurn{10};
 
   /// A registration, of a reader or of a source; `needs_consent`: it permits no process yet.
   void joined(SourceId name, bool needs_consent);
   void left(SourceId name);
 
-  /// Whether the reader may begin a read of a source that needs consent. Otherwise it waits for a
-  /// turn, if none waits yet.
-  bool begin(SourceId source, SourceId reader);
-  /// A read has ended that begin() permitted.
+  enum class Answer : std::uint8_t {
+    kWait,     ///< It waits for its turn.
+    kTurn,     ///< It reads until ended().
+    kRefused,  ///< The source cannot permit it. It learns the reason when it tries.
+  };
+  /// A reader wants to begin a read of a source that needs consent.
+  Answer begin(SourceId source, SourceId reader);
+  /// A read has ended that was begun in a turn, or keeps others from theirs no longer.
   void ended(SourceId source);
 
   /// The source has permitted this reader, or none (0), in place of all others, and waits for the
-  /// next one. Returns the number of its wait.
-  std::uint64_t permitted(SourceId source, SourceId reader, TimePoint now);
+  /// next one. `refused`: one that it cannot permit, or none. Returns the number of its wait.
+  std::uint64_t permitted(SourceId source, SourceId reader, SourceId refused, TimePoint now);
   /// Whether the source still waits under this number: no later wait has begun.
   [[nodiscard]] bool is_waiting(SourceId source, std::uint64_t wait) const;
   /// The reader that the source shall permit now, or none (0); no value: no change.
@@ -50,9 +56,10 @@ class Consents {
  private:
   static constexpr SourceId kNone{};
   struct Turns {
-    SourceId holder{};      ///< The reader that the source permits.
-    SourceId asked{};       ///< The one that it was asked to permit.
-    SourceId waits{};       ///< The reader that waits for a turn.
+    SourceId holder{};  ///< The reader that the source permits.
+    SourceId asked{};   ///< The one that it was asked to permit.
+    std::deque<SourceId> waiting{};
+    std::unordered_set<SourceId> refused{};
     std::size_t reads = 0;  ///< Those of the holder.
     bool is_fresh = false;  ///< The holder has begun no read in this turn.
     TimePoint since{};      ///< The begin of the turn.

@@ -190,9 +190,19 @@ void DirectReads::ready(const Id128& connection, const JobId& job) {
   if (offers_.ready(connection, job)) changed();
 }
 
-void DirectReads::job_ended(const Id128& connection, const JobId& job) {
+void DirectReads::job_ended(const Id128& connection, const JobId& job, bool is_sealed) {
   offers_.job_ended(connection, job);
+  if (!is_sealed && offers_.is_read(connection, job)) {
+    tasks_.add(timer_.afterDelay(to_kj(kReadPatience)).then([this, connection, job]() {
+      end_turns(connection, job);
+    }));
+  }
   changed();
+}
+
+void DirectReads::end_turns(const Id128& connection, const JobId& job) {
+  offers_.end_turns(connection, job);
+  look_for_readers();
 }
 
 std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockKey> beyond) {
@@ -325,25 +335,39 @@ bool DirectReads::open_in_memory(Opening& opening) {
     return false;
   }
   const Offers::Source& source = *found->source;
+  std::shared_ptr<const UniqueFd> box;
+  const bool is_known = knows(opening, source.id);
+  if (!is_known && source.allocations != nullptr) {
+    auto packed = box_of(source);
+    if (!packed) {
+      end_read(opening.connection, static_cast<std::uint64_t>(opening.pin));
+      return false;  // It looks again.
+    }
+    box = std::move(*packed);
+  }
   answer_blocks(opening, found->blocks, guards_of(*found), source.id);
-  if (knows(opening, source.id)) return true;
+  if (is_known) return true;
   auto results = opening.call.getResults();
   auto memory = results.initMemory();
-  write_memory(source.memory.for_this_node(), memory);
+  OfferedMemory offered = source.memory.for_this_node();
+  offered.needs_consent = found->has_turn;
+  write_memory(offered, memory);
   memory.setGuards(kj::heap<CarriedDescriptor<wire::Guards>>(source.guards.get(), found->source));
   results.setProcess(
       kj::heap<CarriedDescriptor<wire::ProcessHandle>>(source.process.get(), found->source));
   // Behind the others: clients without the feature take the first two descriptors of a message.
-  if (source.allocations == nullptr) return true;
-  Result<UniqueFd> box = source.allocations->pack();
-  if (!box) {
-    // The reader finds no descriptors, and takes the blocks from the pool.
-    kLog.warn("no direct reads error=\"{}\"", box.error().detail);
-    return true;
-  }
-  const auto shared_box = std::make_shared<const UniqueFd>(std::move(*box));
-  memory.setExported(kj::heap<CarriedDescriptor<wire::Exported>>(shared_box->get(), shared_box));
+  if (box) memory.setExported(kj::heap<CarriedDescriptor<wire::Exported>>(box->get(), box));
   return true;
+}
+
+Result<std::shared_ptr<const UniqueFd>> DirectReads::box_of(const Offers::Source& source) {
+  Result<UniqueFd> box = source.allocations->pack();
+  if (!box && !std::exchange(is_box_refused_, true)) {
+    kLog.warn("blocks are not read directly for now error=\"{}\"", box.error().detail);
+  }
+  if (!box) return tl::unexpected<Error>(std::move(box.error()));
+  is_box_refused_ = false;
+  return std::make_shared<const UniqueFd>(std::move(*box));
 }
 
 void DirectReads::answer_blocks(Opening& opening, std::span<const std::uint32_t> blocks,
@@ -505,7 +529,11 @@ kj::Promise<Result<void>> DirectReads::await_reads(const Id128& connection, cons
 kj::Promise<Result<void>> DirectReads::wait_for_readers(const Id128& connection, const JobId& job,
                                                         TimePoint deadline) {
   const TimePoint now = clock_.now();
-  if (!offers_.is_read(connection, job) || now >= deadline) return Result<void>();
+  if (!offers_.is_read(connection, job)) return Result<void>();
+  if (now >= deadline) {
+    end_turns(connection, job);
+    return Result<void>();
+  }
   return read_ended_.addBranch()
       .exclusiveJoin(timer_.afterDelay(to_kj(deadline - now)))
       .then([this, connection, job, deadline]() {
@@ -523,7 +551,8 @@ kj::Promise<Result<void>> DirectReads::await_reader(const Id128& connection, Awa
   }
   const TimePoint now = clock_.now();
   const std::uint64_t wait =
-      offers_.consents().permitted(source->id, SourceId{call.getParams().getPermitted()}, now);
+      offers_.consents().permitted(source->id, SourceId{call.getParams().getPermitted()},
+                                   SourceId{call.getParams().getRefused()}, now);
   fire(turn_, turns_);  // An earlier call ends.
   changed();            // The reader may begin.
   return wait_for_reader(source->id, wait, call, now + kLongestWait);

@@ -84,8 +84,9 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
                         std::span<const BlockKey> keys, std::span<const std::uint32_t> slots);
   /// The content of the job's pending blocks is final.
   void ready(const Id128& connection, const JobId& job);
-  /// The caller's part of the job has ended.
-  void job_ended(const Id128& connection, const JobId& job);
+  /// The caller's part of the job has ended. `is_sealed`: its guard stays open until await_reads()
+  /// is answered.
+  void job_ended(const Id128& connection, const JobId& job, bool is_sealed);
   /// Blocks may have become findable.
   void changed();
 
@@ -138,6 +139,10 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
   bool open_in_memory(Opening& opening);
+  /// The descriptors of a source for one reader; null: it has none. Errors: the kernel's.
+  Result<std::shared_ptr<const UniqueFd>> box_of(const Offers::Source& source);
+  /// The readers of the job are to keep others from their turns no longer.
+  void end_turns(const Id128& connection, const JobId& job);
   /// Whether another node's answer was passed on. Otherwise that node is asked, if it is not.
   bool open_far(const OneOpening& opening);
   bool pass_on(Opening& opening, PeerPiece& piece);
@@ -184,6 +189,7 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   kj::ForkedPromise<void> read_ended_;
   kj::Own<kj::PromiseFulfiller<void>> turn_;
   kj::ForkedPromise<void> turns_;
+  bool is_box_refused_ = false;  ///< It was logged, and no box was packed since.
   kj::TaskSet tasks_;
 };
 

@@ -189,9 +189,13 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& connection, const R
   if (reads >= kMostReads) return std::nullopt;
   const bool needs_consent =
       found.source->memory.needs_consent && !reader.is_there && !reader.reads_without_consent;
-  if (needs_consent && !consents_.begin(found.source->id, reader.source)) {
-    if (reads == 0) reads_of_.erase(connection);
-    return std::nullopt;
+  if (needs_consent) {
+    const Consents::Answer answer = consents_.begin(found.source->id, reader.source);
+    if (answer == Consents::Answer::kWait) {
+      if (reads == 0) reads_of_.erase(connection);
+      return std::nullopt;
+    }
+    found.has_turn = answer == Consents::Answer::kTurn;
   }
   ++reads;
   std::vector<JobName> names;
@@ -202,7 +206,7 @@ std::optional<Offers::Found> Offers::begin_read(const Id128& connection, const R
   }
   reads_.emplace(
       Pin{connection, pin},
-      Read{.jobs = std::move(names), .permitted = needs_consent ? found.source->id : SourceId{}});
+      Read{.jobs = std::move(names), .permitted = found.has_turn ? found.source->id : SourceId{}});
   ++counted_.begun;
   counted_.read_blocks += found.blocks.size();
   return found;
@@ -220,6 +224,14 @@ bool Offers::end_read(const Id128& connection, std::uint64_t pin) {
     forget_if_unused(job);
   }
   return true;
+}
+
+void Offers::end_turns(const Id128& connection, const JobId& job) {
+  for (auto& [pin, read] : reads_) {
+    const bool is_of_job = std::ranges::count(read.jobs, JobName{connection, job}) != 0;
+    const SourceId permitted = is_of_job ? std::exchange(read.permitted, {}) : SourceId{};
+    if (permitted != SourceId{}) consents_.ended(permitted);
+  }
 }
 
 std::size_t Offers::count(std::span<const Reader> readers, engine::SpaceId space,

@@ -125,6 +125,7 @@ class Offers {
     std::shared_ptr<const Source> source;
     std::vector<std::uint32_t> blocks;
     std::vector<Run> guards;  ///< They cover the blocks, in this order.
+    bool has_turn = false;    ///< The process of the source has consented for now.
   };
   /// The leading keys that one other worker of the reader's group and shard offers; no value for
   /// none, and while the reader waits for the consent of that worker's process. The reader reads
@@ -134,6 +135,9 @@ class Offers {
                                   std::uint64_t pin);
   /// Whether a read of the connection had begun under this name.
   bool end_read(const Id128& connection, std::uint64_t pin);
+  /// Reads of blocks of the job no longer keep other workers from their turns, although they have
+  /// not ended: the guard of the job is closed, or will be at once.
+  void end_turns(const Id128& connection, const JobId& job);
 
   /// How many leading keys each of these workers could begin to read, now or once they are ready.
   [[nodiscard]] std::size_t count(std::span<const Reader> readers, engine::SpaceId space,

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,7 @@ class Recorder {
               return error_ ? Result<void>(tl::unexpected<Error>(*error_)) : Result<void>();
             }};
   }
-  void fail_with(Error error) {
+  void fail_with(std::optional<Error> error) {
     const std::scoped_lock lock(mutex_);
     error_ = std::move(error);
   }
@@ -70,6 +71,16 @@ struct Pair {
     prefill.device.hold();
     REQUIRE(prefill.engine->start_save(job, numbers, blocks));
     REQUIRE(decode.finds_offered(numbers, numbers.size()));
+  }
+
+  /// Whether each awaitReader so far was answered because of an event.
+  bool no_wait_ended_by_time() {
+    try {
+      return server.metric(
+                 R"(pegaflow_rpc_requests_total{method="await_reader",status="timeout"})") == 0;
+    } catch (const std::runtime_error&) {
+      return server.metric("pegaflow_direct_workers") >= 2;  // The sample is not there.
+    }
   }
 
   ServerProcess server;
@@ -150,17 +161,34 @@ TEST_SUITE("direct reads with consent") {
     CHECK(f.recorder.given(1).size() == 1);
   }
 
-  TEST_CASE("an engine that cannot consent is loaded from the pool") {
+  TEST_CASE("an engine that the other one cannot permit tries itself, and is not named again") {
     Pair f;
     f.recorder.fail_with(Error{Errc::kIo, "no"});
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      const Numbers numbers = numbers_from(100 * round, 8);
+      f.begin_save(round, numbers, blocks_from(0, 8));
+      REQUIRE(f.decode.follow(round, numbers, blocks_from(20, 8)));
+      // One process: the kernel lets it read.
+      CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
+      f.prefill.device.allow_all();
+      CHECK(error_of(f.prefill.engine->next_finished()) == "");
+    }
+    CHECK(f.recorder.given(1).size() == 1);
+    CHECK(f.no_wait_ended_by_time());
+  }
+
+  TEST_CASE("an engine beside another one of its process permits readers once that has ended") {
+    Pair f;
+    f.recorder.fail_with(Error{Errc::kBusy, "the other one"});
     const Numbers numbers = numbers_from(1, 8);
     f.begin_save(1, numbers, blocks_from(0, 8));
     REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
     CHECK(f.recorder.given(1).size() == 1);
 
-    f.prefill.device.allow_all();
+    f.recorder.fail_with(std::nullopt);
 
-    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == 0);
+    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
+    CHECK(f.recorder.given(2).size() == 2);
   }
 
   TEST_CASE("an engine that may read in any case waits for no consent") {
@@ -196,6 +224,54 @@ TEST_SUITE("direct reads with consent") {
     CHECK(bytes_read_directly(second, numbers, blocks_from(20, 8)) == kEight);
     CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
     CHECK(f.recorder.given(2).size() == 2);
+    CHECK(f.no_wait_ended_by_time());
+  }
+
+  TEST_CASE("many engines read one at the same time, each in its turn") {
+    Pair f;
+    std::vector<std::unique_ptr<DirectWorker>> readers;
+    for (int i = 0; i < 5; ++i) {
+      readers.push_back(
+          std::make_unique<DirectWorker>(f.server.socket(), fmt::format("r{}", i), "pd", with({})));
+    }
+    for (std::uint64_t round = 1; round <= 5; ++round) {
+      const Numbers numbers = numbers_from(100 * round, 8);
+      f.begin_save(round, numbers, blocks_from(0, 8));
+      for (auto& each : readers) REQUIRE(each->follow(round, numbers, blocks_from(20, 8)));
+      for (auto& each : readers) {
+        CHECK(bytes_read_directly(*each, numbers, blocks_from(20, 8)) == kEight);
+      }
+      f.prefill.device.allow_all();
+      CHECK(error_of(f.prefill.engine->next_finished()) == "");
+    }
+    CHECK(f.no_wait_ended_by_time());
+  }
+
+  TEST_CASE("an engine that hangs while it reads keeps others from their turns for 2 s at most") {
+    Pair f;
+    DirectWorker second(f.server.socket(), "second", "pd", with({}));
+    const Numbers first = numbers_from(1, 8);
+    f.begin_save(1, first, blocks_from(0, 8));
+    f.decode.device.hold();
+    REQUIRE(f.decode.follow(1, first, blocks_from(20, 8)));
+    REQUIRE(f.decode.device.wait_held(kHang));
+    SUBCASE("and the save is sealed") {
+      f.prefill.device.allow_all();
+      CHECK(error_of(f.prefill.engine->next_finished()) == "");
+    }
+    SUBCASE("and the save fails") {
+      f.prefill.device.fail_page(1);
+      f.prefill.device.allow_all();
+      CHECK(error_of(f.prefill.engine->next_finished()) != "");
+    }
+    const Numbers later = numbers_from(50, 8);
+    f.prefill.device.hold();
+    REQUIRE(f.prefill.engine->start_save(2, later, blocks_from(10, 8)));
+
+    REQUIRE(second.follow(1, later, blocks_from(20, 8)));
+
+    CHECK(bytes_read_directly(second, later, blocks_from(20, 8)) == kEight);
+    CHECK(f.no_wait_ended_by_time());
   }
 
   TEST_CASE("an engine that no longer wants its turn does not keep it from others") {
@@ -278,6 +354,41 @@ TEST_SUITE("direct reads with consent") {
     }
     const Forked fourth([&] { load_directly(server.socket(), "fourth", numbers); });
     CHECK(server.metric("pegaflow_direct_read_blocks_total") == 48);
+  }
+
+  TEST_CASE("an engine that the other one's process does not see finds that it may not read") {
+    if (!has_yama()) PEGA_SKIP("kernel.yama.ptrace_scope is not 1 here; see `./dev test rxe`");
+    ServerProcess server;
+    const Pipe release;
+    const Numbers numbers = numbers_from(1, 12);
+    const Forked prefill(
+        [&] {
+          mount_own_proc();
+          drop_cap_sys_ptrace();
+          DirectWorker& worker = save_held(server.socket(), numbers, blocks_from(3, 12));
+          std::thread([&worker, &release] {
+            if (release.receive()) worker.device.allow_all();
+          }).detach();
+        },
+        {.new_pid_namespace = true});
+    const Forked decode([&] {
+      drop_cap_sys_ptrace();
+      auto* const worker = new DirectWorker(server.socket(), "decode");
+      if (!worker->follow(1, numbers, blocks_from(20, 12))) {
+        throw std::runtime_error("the load was rejected");
+      }
+      if (!server.metric_becomes("pegaflow_direct_reads_total", 1)) {
+        throw std::runtime_error("the server has not let it try");
+      }
+      release.send();
+      const Mover::Finished loaded = worker->engine->next_finished();
+      if (loaded.error) throw std::runtime_error(to_string(*loaded.error));
+      if (loaded.direct_bytes != 0) throw std::runtime_error("it was let in");
+      if (worker->engine->wrong_blocks(numbers, blocks_from(20, 12)) != 0) {
+        throw std::runtime_error("wrong bytes");
+      }
+    });
+    CHECK(server.metric("pegaflow_direct_reads_total") == 1);
   }
 
   TEST_CASE("without consent Yama lets no engine in, and blocks come from the pool") {

@@ -346,6 +346,39 @@ TEST_SUITE("direct reads between GPUs") {
     CHECK(open_descriptors() <= here);
   }
 
+  TEST_CASE("all readers map memory of many allocations, although few descriptors can be sent") {
+    if (!CudaDevice::has_kernels()) PEGA_SKIP("built without CUDA kernels");
+    // The kernel lets a user send no more descriptors at a time than a process may have.
+    ServerProcess server({.command_prefix = {"setpriv", "--inh-caps=-sys_resource,-sys_admin",
+                                             "--bounding-set=-sys_resource,-sys_admin", "sh", "-c",
+                                             "ulimit -n 1900; exec \"$0\" \"$@\""}});
+    constexpr auto kAll = ~std::uint64_t{0};
+    GpuWorker prefill(server.socket(), "prefill", {}, true, kAll,
+                      GpuWorker::Allocator::kExpandable);
+    std::vector<std::unique_ptr<GpuWorker>> readers;
+    for (int i = 0; i < 12; ++i) {
+      readers.push_back(std::make_unique<GpuWorker>(server.socket(), "decode" + std::to_string(i)));
+    }
+    for (std::uint64_t round = 1; round <= 2; ++round) {
+      const Numbers numbers = numbers_from(100 * round, 6);
+      prefill.cuda->block(prefill.stream, true);
+      prefill.start_save(round, numbers, blocks_from(0, 6));
+      for (auto& each : readers) REQUIRE(each->follow(round, numbers, blocks_from(20, 6)));
+      REQUIRE(server.metric_becomes("pegaflow_direct_waits", static_cast<double>(readers.size())));
+      prefill.fill(numbers, blocks_from(0, 6));
+      prefill.cuda->hold();
+      prefill.cuda->block(prefill.stream, false);
+      prefill.cuda->allow(1);
+      // The save goes on once all have read.
+      for (auto& each : readers) {
+        CHECK(each->engine->next_finished().direct_bytes == 6 * GpuWorker::kPage);
+        CHECK(each->engine->wrong_blocks(numbers, blocks_from(20, 6)) == 0);
+      }
+      prefill.cuda->resume();
+      REQUIRE_FALSE(prefill.engine->next_finished().error);
+    }
+  }
+
   TEST_CASE("without shared memory, or with a server that lacks it, blocks come from the pool") {
     ServerProcess server;
     bool prefill_shares = true;

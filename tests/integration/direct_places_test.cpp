@@ -4,8 +4,6 @@
 #include <string>
 #include <thread>
 
-#include <sched.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -24,14 +22,6 @@ constexpr std::size_t kCount = 12;
 const Numbers& numbers() {
   static const Numbers all = numbers_from(1, kCount);
   return all;
-}
-
-/// A /proc of this process's PID namespace, as a container has.
-void mount_own_proc() {
-  const bool is_mounted = ::unshare(CLONE_NEWNS) == 0 &&
-                          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                          ::mount("proc", "/proc", "proc", 0, nullptr) == 0;
-  if (!is_mounted) throw std::runtime_error("/proc could not be mounted");
 }
 
 /// The prefill engine of a process: a save begins, and ends when the pipe receives something.

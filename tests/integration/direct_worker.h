@@ -12,6 +12,8 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -109,6 +111,14 @@ struct DirectWorker {
   SlowDevice device;
   std::unique_ptr<TestEngine> engine;
 };
+
+/// A /proc of this process's PID namespace, as a container has.
+inline void mount_own_proc() {
+  const bool is_mounted = ::unshare(CLONE_NEWNS) == 0 &&
+                          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                          ::mount("proc", "/proc", "proc", 0, nullptr) == 0;
+  if (!is_mounted) throw std::runtime_error("/proc could not be mounted");
+}
 
 /// The prefill engine of a forked process: a save whose first page stays in flight until the test
 /// allows it. Throws when it is rejected. The engine lives as long as its process.

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +57,8 @@ TEST_SUITE("ReadConsent") {
     Child child;
     child.end();
     CHECK(consent.give(child.pidfd.get()).error().code == Errc::kGone);
-    CHECK(consent.give(STDOUT_FILENO).error().code == Errc::kGone);
+    const UniqueFd other(::eventfd(0, EFD_CLOEXEC));
+    CHECK(consent.give(other.get()).error().code == Errc::kRefused);
     CHECK(consent.give(-1));
   }
 
