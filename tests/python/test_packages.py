@@ -131,7 +131,7 @@ def test_a_bundle_is_rejected_if_nvcc_is_missing_and_cannot_be_installed(tmp_pat
     assert not (tmp_path / "made").exists()
 
 
-def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_14_mb(wheel, fresh):
+def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_15_mb(wheel, fresh):
     package = next((fresh.parent / "lib").glob("python3*/site-packages/pegaflow"))
     files = [path for path in package.rglob("*") if elf.is_elf(path)]
 
@@ -147,7 +147,7 @@ def test_the_programs_of_a_wheel_are_stripped_and_it_is_smaller_than_14_mb(wheel
         sections = said(run("readelf", "-S", "-W", path))
         assert ".debug_info" not in sections, path
         assert ".symtab" not in sections, path
-    assert wheel.stat().st_size < 14e6  # OpenSSL, for TLS to a directory, is 3 MB of it
+    assert wheel.stat().st_size < 15e6  # OpenSSL, for TLS to a directory, is 3 MB of it
 
 
 def test_debug_files_match_the_programs_of_their_wheel(wheel, debug_files):
