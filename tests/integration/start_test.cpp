@@ -44,13 +44,11 @@ mode_t permissions(const fs::path& path) {
 class ReservedHugePages {
  public:
   explicit ReservedHugePages(std::uint64_t count) {
-    const auto pages = engine::huge_pages();
-    before_ = pages ? pages->total : 0;
-    set(before_ + count);
+    set(before() + count);
     const auto now = engine::huge_pages();
     are_there_ = now && now->page_bytes == 2 << 20 && now->free == count;
   }
-  ~ReservedHugePages() { set(before_); }
+  ~ReservedHugePages() { set(before()); }
   ReservedHugePages(const ReservedHugePages&) = delete;
   ReservedHugePages& operator=(const ReservedHugePages&) = delete;
   /// Only unused ones, so that no other process runs short.
@@ -58,7 +56,11 @@ class ReservedHugePages {
 
  private:
   static void set(std::uint64_t count) { std::ofstream("/proc/sys/vm/nr_hugepages") << count; }
-  std::uint64_t before_ = 0;
+  /// Those at the first call: the kernel may still be freeing the ones of an earlier test.
+  static std::uint64_t before() {
+    static const auto pages = engine::huge_pages();
+    return pages ? pages->total : 0;
+  }
   bool are_there_ = false;
 };
 
