@@ -269,5 +269,69 @@ TEST_CASE("a worker of another node reads only memory with a network") {
   CHECK(f.offers.stats().reads == 0);
 }
 
+/// kWriter's memory needs consent, and kReader has the turn.
+struct ConsentFixture : Fixture {
+  ConsentFixture() {
+    OfferedMemory memory{.group = "g", .blocks = 100, .segments = {{.bytes = 8}}, .guards = 8};
+    memory.needs_consent = true;
+    memory.network.emplace();
+    offers.add(kWriter, 0, memory, {}, {});
+    source = offers.source_of(kWriter)->id;
+    reader = offers.reader(kReader)->source;
+    offers.consents().permitted(source, {}, {}, {});
+    REQUIRE(offer(kWriter, 1, 0, {10, 11}));
+    CHECK_FALSE(read(0, 2));
+    REQUIRE(offers.consents().next(source, {}) == reader);
+    offers.consents().permitted(source, reader, {}, {});
+  }
+  SourceId source{};
+  SourceId reader{};
+};
+
+TEST_CASE("memory that needs consent is read in a turn, which its reads hold") {
+  ConsentFixture f;
+  const auto found = f.read(0, 2, 1);
+  REQUIRE(found);
+  CHECK(found->has_turn);
+  CHECK_FALSE(f.read(0, 2, 2, kOther));  // It waits for its turn.
+  CHECK_FALSE(f.offers.consents().next(f.source, {}));
+  SUBCASE("until the last one has ended") { f.offers.end_read(kReader, 1); }
+  SUBCASE("or no longer counts") { f.offers.end_turns(kWriter, job(1)); }
+  SUBCASE("or the reader has left") { f.offers.remove(kReader); }
+  CHECK(f.offers.consents().next(f.source, {}) == f.offers.reader(kOther)->source);
+}
+
+TEST_CASE("workers that need no consent, and those of other nodes, neither wait nor hold a turn") {
+  ConsentFixture f;
+  REQUIRE(f.read(0, 2, 1));
+  CHECK_FALSE(f.read(0, 2, 2, kOther));
+  constexpr Id128 kPrivileged{3, 3};
+  OfferedMemory memory{.group = "g", .blocks = 100, .segments = {{.bytes = 8}}, .guards = 8};
+  memory.reads_without_consent = true;
+  f.offers.add(kPrivileged, 0, memory, {}, {});
+  const auto found = f.read(0, 2, 3, kPrivileged);
+  REQUIRE(found);
+  CHECK_FALSE(found->has_turn);
+  CHECK(f.offers.end_read(kPrivileged, 3));
+  constexpr Id128 kNode{7, 7};
+  const Offers::Reader there{.group = "g", .shard = 0, .is_there = true};
+  REQUIRE(f.offers.begin_read(kNode, there, kSpace, keys(0, 2), 4));
+  CHECK(f.offers.end_read(kNode, 4));
+  CHECK_FALSE(f.offers.consents().next(f.source, {}));  // kReader still reads.
+}
+
+TEST_CASE("reads that wait for a turn do not count as reads") {
+  ConsentFixture f;
+  REQUIRE(f.read(0, 2, 1));
+  for (std::uint64_t pin = 0; pin < 2 * Offers::kMostReads; ++pin) {
+    CHECK_FALSE(f.read(0, 2, 100 + pin, kOther));
+  }
+  f.offers.end_read(kReader, 1);
+  const SourceId other = f.offers.reader(kOther)->source;
+  REQUIRE(f.offers.consents().next(f.source, {}) == other);
+  f.offers.consents().permitted(f.source, other, {}, {});
+  CHECK(f.read(0, 2, 1, kOther));
+}
+
 }  // namespace
 }  // namespace pegaflow::server
