@@ -307,6 +307,7 @@ TEST_SUITE("direct reads with consent") {
       CHECK(error_of(f.prefill.engine->next_finished()) == "");
     }
     CHECK(f.recorder.given(2) == std::vector<pid_t>{::getpid(), 0});
+    CHECK(f.no_wait_ended_by_time());
     const Numbers numbers = numbers_from(50, 8);
     f.begin_save(2, numbers, blocks_from(0, 8));
     REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
