@@ -65,7 +65,7 @@ class Sources {
   /// Adds an engine. `memory.process` is ignored; an engine that it has already stays as it is.
   /// Errors: kRefused when its memory or its guards cannot be used, and then it is remembered as
   /// unreadable; kGone when its process has ended or the device is not attached; kBusy when kMost
-  /// engines are being read. `has_turn`: its process has consented to reads for now.
+  /// engines are being read. `has_turn`: its process consents to reads in this turn.
   Result<void> add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
                    std::uint32_t guard_count, bool has_turn = false);
 

@@ -337,7 +337,7 @@ bool DirectReads::open_in_memory(Opening& opening) {
   const Offers::Source& source = *found->source;
   std::shared_ptr<const UniqueFd> box;
   const bool is_known = knows(opening, source.id);
-  if (!is_known && source.allocations != nullptr) {
+  if (!is_known) {
     auto packed = box_of(source);
     if (!packed) {
       end_read(opening.connection, static_cast<std::uint64_t>(opening.pin));
@@ -361,9 +361,11 @@ bool DirectReads::open_in_memory(Opening& opening) {
 }
 
 Result<std::shared_ptr<const UniqueFd>> DirectReads::box_of(const Offers::Source& source) {
+  if (source.allocations == nullptr) return nullptr;
   Result<UniqueFd> box = source.allocations->pack();
   if (!box && !std::exchange(is_box_refused_, true)) {
-    kLog.warn("blocks are not read directly for now error=\"{}\"", box.error().detail);
+    kLog.warn("a reader gets no descriptors of GPU memory, and asks again error=\"{}\"",
+              box.error().detail);
   }
   if (!box) return tl::unexpected<Error>(std::move(box.error()));
   is_box_refused_ = false;

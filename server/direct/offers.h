@@ -125,7 +125,7 @@ class Offers {
     std::shared_ptr<const Source> source;
     std::vector<std::uint32_t> blocks;
     std::vector<Run> guards;  ///< They cover the blocks, in this order.
-    bool has_turn = false;    ///< The process of the source has consented for now.
+    bool has_turn = false;    ///< The process of the source consents to this reader.
   };
   /// The leading keys that one other worker of the reader's group and shard offers; no value for
   /// none, and while the reader waits for the consent of that worker's process. The reader reads

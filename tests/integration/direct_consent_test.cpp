@@ -73,6 +73,14 @@ struct Pair {
     REQUIRE(decode.finds_offered(numbers, numbers.size()));
   }
 
+  /// Begins a save, and a read of its 8 blocks, which both stay in flight.
+  void begin_held_read(const Numbers& numbers) {
+    begin_save(1, numbers, blocks_from(0, 8));
+    decode.device.hold();
+    REQUIRE(decode.follow(1, numbers, blocks_from(20, 8)));
+    REQUIRE(decode.device.wait_held(kHang));
+  }
+
   /// Whether each awaitReader so far was answered because of an event.
   bool no_wait_ended_by_time() {
     try {
@@ -210,10 +218,7 @@ TEST_SUITE("direct reads with consent") {
     Pair f;
     DirectWorker second(f.server.socket(), "second", "pd", with({}));
     const Numbers numbers = numbers_from(1, 8);
-    f.begin_save(1, numbers, blocks_from(0, 8));
-    f.decode.device.hold();
-    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
-    REQUIRE(f.decode.device.wait_held(kHang));
+    f.begin_held_read(numbers);
 
     REQUIRE(second.follow(1, numbers, blocks_from(20, 8)));
 
@@ -251,10 +256,7 @@ TEST_SUITE("direct reads with consent") {
     Pair f;
     DirectWorker second(f.server.socket(), "second", "pd", with({}));
     const Numbers first = numbers_from(1, 8);
-    f.begin_save(1, first, blocks_from(0, 8));
-    f.decode.device.hold();
-    REQUIRE(f.decode.follow(1, first, blocks_from(20, 8)));
-    REQUIRE(f.decode.device.wait_held(kHang));
+    f.begin_held_read(first);
     SUBCASE("and the save is sealed") {
       f.prefill.device.allow_all();
       CHECK(error_of(f.prefill.engine->next_finished()) == "");
@@ -279,10 +281,7 @@ TEST_SUITE("direct reads with consent") {
     DirectWorker second(f.server.socket(), "second", "pd", with({}));
     DirectWorker third(f.server.socket(), "third", "pd", with({}));
     const Numbers numbers = numbers_from(1, 8);
-    f.begin_save(1, numbers, blocks_from(0, 8));
-    f.decode.device.hold();
-    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
-    REQUIRE(f.decode.device.wait_held(kHang));
+    f.begin_held_read(numbers);
     REQUIRE(second.follow(1, numbers, blocks_from(20, 8)));
     REQUIRE(f.server.metric_becomes("pegaflow_direct_waits", 1));
     second.engine->mover().cancel_load(1);
