@@ -294,13 +294,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def make_model(options: argparse.Namespace) -> None:
+    """Makes --model if it does not exist."""
+    if not options.model.exists():
+        make = [sys.executable, TOOLS / "make_model.py", options.model, "--shape", options.shape]
+        subprocess.run(make, check=True)
+
+
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    if not options.model.exists():
-        make = [sys.executable, TOOLS / "make_model.py", options.model, "--shape", options.shape]
-        subprocess.run(make, check=True)
+    make_model(options)
     rows: list[Row] = []
     failed = []
     for name in options.configurations:

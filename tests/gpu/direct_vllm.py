@@ -16,7 +16,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from collections.abc import Callable, Sequence
 import pynvml
 
 from perf.gpu_report import wait_until
-from perf.handover_gpu import parse
+from perf.handover_gpu import make_model, parse
 from perf.support.two_gpus import VOCABULARY, Answer, Rig, Server, prompt
 from tests.gpu.multi import Checks, all_at_once
 
@@ -38,6 +37,9 @@ OUTPUT = 8
 BLOCK_BYTES = 2 << 20
 #: An engine's blocks are free after this time: it keeps those that others read for 2 s at most.
 FREE_WITHIN_S = 2.5
+#: The memory of a killed engine is. Releases of vLLM and the driver take longer to end a process:
+#: then it is compared with one that no other engine reads.
+FREE_AFTER_KILL_S = 1.0
 
 
 def used_mib(gpu: int) -> int:
@@ -146,35 +148,44 @@ class Test:
         return leave
 
     def prefill_killed(self, stack: contextlib.ExitStack, count: int) -> None:
-        """In the middle of prompts: the decode engine computes what it has not read."""
-        decode = self.rig.engines[1]
+        """In the middle of prompts: the decode engine computes what it has not read. The prefill
+        engine's memory is free as soon as that of an engine that no other one reads.
+        """
+        decode, killed = self.rig.engines[1], []
         for number in range(count):
             prompts = [self._prompt(10001) for _ in range(4)]
-            engine = self.rig.children["engine-0"]
             delay = self._chance.uniform(0.05, 0.9)
-            freed: list[float] = []
-
-            def kill(engine: subprocess.Popen = engine, freed: list[float] = freed) -> None:
-                # The decode engine may be on the same GPU.
-                blocks = self.rig.options.gpu_blocks * BLOCK_BYTES >> 20
-                limit = used_mib(0) - blocks if self.rig.options.one_gpu else 4096
-                os.killpg(engine.pid, signal.SIGKILL)
-                killed = time.monotonic()
-                while used_mib(0) > limit and time.monotonic() - killed < 10:
-                    time.sleep(0.01)
-                freed.append(time.monotonic() - killed)
-
-            killer = threading.Timer(delay, kill)
+            what = f"prefill engine killed after {delay:.2f} s"
+            killer = threading.Timer(delay, lambda what=what: killed.append((what, self._kill(0))))
             killer.start()
             answers = all_at_once([self._ask(one) for one in prompts])
             killer.join()
-            what = f"prefill engine killed after {delay:.2f} s"
             own = [decode.complete(one, OUTPUT) for one in prompts]
             self._compare(what, list(zip(answers, own, strict=True)), computed=True)
-            self.checks.say(f"{what}, its GPU", freed[0] <= 1, f"free after {freed[0]:.2f} s")
             self._free(what, (1,))
             if number + 1 < count:
                 self._start_again(stack)
+        unread = self._kill(1)
+        for what, free_s in killed:
+            self.checks.say(
+                f"{what}, its GPU",
+                free_s <= max(FREE_AFTER_KILL_S, 1.2 * unread),
+                f"free after {free_s:.2f} s; that of an engine that no other one reads: "
+                f"{unread:.2f} s",
+            )
+
+    def _kill(self, number: int) -> float:
+        """Seconds until the memory of an engine is free; 10 if it is not."""
+        engine, one_gpu = self.rig.children[f"engine-{number}"], self.rig.options.one_gpu
+        gpu = 0 if one_gpu else number
+        # The other engine may be on the same GPU.
+        blocks = self.rig.options.gpu_blocks * BLOCK_BYTES >> 20
+        limit = used_mib(gpu) - blocks if one_gpu else 4096
+        os.killpg(engine.pid, signal.SIGKILL)
+        begin = time.monotonic()
+        while used_mib(gpu) > limit and time.monotonic() - begin < 10:
+            time.sleep(0.01)
+        return time.monotonic() - begin
 
     def _start_again(self, stack: contextlib.ExitStack) -> None:
         url, log = self.rig.begin_engine(0, stack)
@@ -194,6 +205,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse([*rest, "--lengths", lengths, "--configurations", name])
     options.out.mkdir(parents=True, exist_ok=True)
     pynvml.nvmlInit()
+    make_model(options)
     rig = Rig(options, name)
     print(f"seed {options.seed}", flush=True)
     test = Test(rig, options.seed)

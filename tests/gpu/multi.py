@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from perf.handover_gpu import parse
+from perf.handover_gpu import make_model, parse
 from perf.support.two_gpus import VOCABULARY, Answer, Rig, prompt
 
 TOKENS = 4001
@@ -161,6 +161,7 @@ class Test:
 
 def main(argv: Sequence[str]) -> int:
     options = parse([*argv, "--lengths", f"{TOKENS}:1", "--configurations", "multi"])
+    make_model(options)
     options.out.mkdir(parents=True, exist_ok=True)
     rig = Rig(options, "multi")
     test = Test(rig)
