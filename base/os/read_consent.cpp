@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include "base/os/pidfd.h"
 
@@ -34,8 +34,18 @@ bool has_cap_sys_ptrace() {
   return false;
 }
 
-/// Whether an object of this process has the consent, of which the kernel has one.
-std::atomic<bool> is_taken{false};
+/// The process in which an object has the consent, of which the kernel has one for each. A child
+/// of fork() has none.
+std::atomic<pid_t> taken_in{0};
+
+bool take() {
+  const pid_t own = ::getpid();
+  pid_t former = taken_in;
+  while (former != own) {
+    if (taken_in.compare_exchange_weak(former, own)) return true;
+  }
+  return false;
+}
 
 class Consent {
  public:
@@ -46,17 +56,14 @@ class Consent {
       end();
       return {};
     }
-    if (!is_mine_ && is_taken.exchange(true)) {
+    if (!is_mine() && !take()) {
       return fail(Errc::kBusy, "another engine in this process has permitted a process");
     }
-    is_mine_ = true;
-    const std::optional<pid_t> pid = own_number_of_pidfd(pidfd);
+    in_ = ::getpid();
+    const Result<pid_t> pid = own_number_of_pidfd(pidfd);
     if (!pid) {
       end();
-      if (has_process_ended(pidfd)) return fail(Errc::kGone, "the process has ended");
-      return fail(Errc::kRefused,
-                  "the process is in a PID namespace that is not visible here; run both engines in "
-                  "one PID namespace");
+      return tl::unexpected<Error>(pid.error());
     }
     if (::prctl(PR_SET_PTRACER, static_cast<unsigned long>(*pid), 0, 0, 0) != 0) {
       auto error = fail_errno(errno, "prctl(PR_SET_PTRACER)");
@@ -70,15 +77,16 @@ class Consent {
   }
 
  private:
+  [[nodiscard]] bool is_mine() const { return in_ == ::getpid(); }
   void end() {
-    if (!is_mine_) return;
+    if (!is_mine()) return;
     // Fails only without Yama, where there is nothing to end.
     (void)::prctl(PR_SET_PTRACER, 0UL, 0, 0, 0);
-    is_mine_ = false;
-    is_taken = false;
+    in_ = 0;
+    taken_in = 0;
   }
 
-  bool is_mine_ = false;
+  pid_t in_ = 0;  ///< The process in which this object has the consent.
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ struct ReadConsent {
   /// Consents to the process of this pidfd, which may also trace this one then, in place of the
   /// former one; a negative number: to none. Errors: kGone when that process has ended, kRefused
   /// when it is not visible here, the kernel's: then there is no consent. kBusy while another
-  /// ReadConsent of this process consents to one.
+  /// ReadConsent of this process consents to one, and when no descriptor is free.
   std::function<Result<void>(int pidfd)> give;
 };
 

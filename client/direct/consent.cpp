@@ -17,7 +17,8 @@ constexpr Log kLog{"mover"};
 /// After this time the server answers in any case.
 constexpr std::chrono::seconds kPatience{10};
 
-/// Before another attempt while another engine of this process permits a reader.
+/// Before another attempt while another engine of this process permits a reader, or no descriptor
+/// is free.
 constexpr kj::Duration kBusyPause = 1 * kj::SECONDS;
 
 }  // namespace
@@ -55,7 +56,9 @@ kj::Promise<void> Consent::permit_next(std::uint64_t permitted, std::uint64_t re
       .then([this, permitted](Result<Next>&& next) -> kj::Promise<void> {
         if (next) return permit(kj::mv(*next));
         if (next.error().code == Errc::kTimeout) return permit_next(permitted);
-        kLog.debug("await_reader failed error=\"{}\"", to_string(next.error()));
+        if (next.error().code == Errc::kPeerLost) return kj::READY_NOW;
+        kLog.warn("other engines can no longer read this one's memory error=\"{}\"",
+                  to_string(next.error()));
         return kj::READY_NOW;
       });
 }
@@ -70,14 +73,20 @@ kj::Promise<void> Consent::permit(Next&& next) {
   auto descriptor = descriptor_of(process);
   return descriptor.then([this, reader, process = kj::mv(process)](UniqueFd&& pidfd) mutable {
     if (!pidfd) (void)kernel_.give(-1);
+    // The server sends one with each name. It does not arrive if none is free here.
     Result<void> given = pidfd ? kernel_.give(pidfd.get())
-                               : Result<void>(fail(Errc::kGone, "the server sent no process"));
+                               : Result<void>(fail(Errc::kBusy, "no descriptor of it arrived"));
     if (given) {
+      is_busy_told_ = false;
       kLog.debug("consented to reads of this engine's memory pid={}",
                  process_of_pidfd(pidfd.get()).value_or(0));
       return permit_next(reader);
     }
     if (given.error().code == Errc::kBusy) {
+      if (!std::exchange(is_busy_told_, true)) {
+        kLog.warn("this engine permits no other one to read its memory at present error=\"{}\"",
+                  to_string(given.error()));
+      }
       return link_.timer().afterDelay(kBusyPause).then([this] { return permit_next(0); });
     }
     if (given.error().code != Errc::kGone) {

@@ -45,6 +45,7 @@ class Consent {
   const ReadConsent kernel_;
   const Duration deadline_;
   bool has_begun_ = false;
+  bool is_busy_told_ = false;
   kj::Promise<void> task_ = nullptr;
 };
 

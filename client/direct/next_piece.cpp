@@ -81,7 +81,8 @@ PeerMemory peer_memory(const OfferedMemory& offered) {
 
 /// Takes the descriptors of a new engine and enters it.
 kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
-                                          kj::Own<NewSource>&& added) {
+                                          kj::Own<NewSource>&& added,
+                                          std::function<bool()>&& is_wanted) {
   if (added->memory.network) {
     Result<void> has =
         sources.add_far(piece.source, peer_memory(added->memory), added->memory.guards);
@@ -95,9 +96,14 @@ kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
                                          : descriptor_of(added->exported));
   return kj::joinPromises(asked.finish())
       .then([&sources, piece = std::move(piece), added = kj::mv(added),
+             is_wanted = std::move(is_wanted),
              period = sources.period()](kj::Array<UniqueFd>&& descriptors) mutable {
         if (sources.period() != period) {
           return Result<NextPiece>(fail(Errc::kPeerLost, "open_next: the connection was lost"));
+        }
+        if (!is_wanted()) {
+          piece.unreadable = Error{Errc::kCancelled, "the load was given up"};
+          return Result<NextPiece>(std::move(piece));
         }
         PeerMemory memory = peer_memory(added->memory);
         if (memory.mapped && !descriptors[2]) {
@@ -119,7 +125,7 @@ kj::Promise<Result<NextPiece>> add_source(Sources& sources, NextPiece&& piece,
 }  // namespace
 
 kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const NextQuestion& question,
-                                        Duration deadline) {
+                                        Duration deadline, std::function<bool()> is_wanted) {
   const std::vector<std::uint64_t> known = sources.known();
   auto request = link.session().openNextRequest(capnp::MessageSize{
       keys_words(question.keys.size(), BlockKey::kMaxBytes) + known.size() + 32, 0});
@@ -133,13 +139,15 @@ kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const Next
   return link
       .call(kj::mv(request), question.patience + deadline, "open_next",
             [](auto& response) { return read_answer(response); })
-      .then([&sources](Result<Answer>&& answer) -> kj::Promise<Result<NextPiece>> {
+      .then([&sources, is_wanted = std::move(is_wanted)](
+                Result<Answer>&& answer) mutable -> kj::Promise<Result<NextPiece>> {
         if (!answer) return Result<NextPiece>(tl::unexpected<Error>(std::move(answer.error())));
         for (const std::uint64_t source : answer->piece.gone) {
           if (source != answer->piece.source) sources.forget(source);
         }
         KJ_IF_MAYBE (added, answer->added) {
-          return add_source(sources, std::move(answer->piece), kj::mv(*added));
+          return add_source(sources, std::move(answer->piece), kj::mv(*added),
+                            std::move(is_wanted));
         }
         return Result<NextPiece>(std::move(answer->piece));
       });

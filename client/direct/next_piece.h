@@ -3,6 +3,7 @@
 /// The question for the next blocks of a load that follows its prefill.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -42,11 +43,12 @@ struct NextQuestion {
 /// The server's limit.
 inline constexpr Duration kLongestNextWait = std::chrono::seconds(10);
 
-/// Asks the server, and enters an engine that it names in `sources`, which outlive the promise.
+/// Asks the server, and enters an engine that it names in `sources`, which outlive the promise, if
+/// the answer `is_wanted`: else the pin was released, and the engine's turn may be another one's.
 /// `deadline` comes on top of the question's patience. After an error with kTimeout the server may
 /// still execute the call: the caller releases the pin.
 /// Errors: as Link::call(), and the server's.
 kj::Promise<Result<NextPiece>> ask_next(Link& link, Sources& sources, const NextQuestion& question,
-                                        Duration deadline);
+                                        Duration deadline, std::function<bool()> is_wanted);
 
 }  // namespace pegaflow

@@ -84,9 +84,8 @@ Result<void> Sources::add(std::uint64_t source, PeerMemory memory, UniqueFd proc
   const TimePoint begin = clock_.now();
   const Result<Source*> added = add_readable(source, memory, guard_count);
   if (!added) {
-    // An engine that has ended, or a device that is not attached, is not asked for again.
-    if (added.error().code != Errc::kGone) {
-      add_unreadable(source, std::move(process), added.error());
+    if (is_final(added.error())) {
+      add_unreadable(source, std::move(process), added.error(), has_turn);
     }
     return tl::unexpected<Error>(added.error());
   }
@@ -109,7 +108,7 @@ Result<void> Sources::add_far(std::uint64_t source, const PeerMemory& memory,
   PEGA_TRY(make_room());
   const Result<Source*> added = add_readable(source, memory, guard_count);
   if (!added) {
-    if (added.error().code != Errc::kGone) add_unreadable(source, UniqueFd(), added.error());
+    if (is_final(added.error())) add_unreadable(source, UniqueFd(), added.error());
     return tl::unexpected<Error>(added.error());
   }
   Source& entry = **added;
@@ -131,10 +130,12 @@ Result<Sources::Source*> Sources::add_readable(std::uint64_t source, const PeerM
   return &entry;
 }
 
-void Sources::add_unreadable(std::uint64_t source, UniqueFd process, const Error& why) {
+void Sources::add_unreadable(std::uint64_t source, UniqueFd process, const Error& why,
+                             bool has_turn) {
   Source& entry = sources_.emplace_back();
   entry.id = source;
   entry.process = std::move(process);
+  entry.has_turn = has_turn;
   refuse(source, why);
 }
 

@@ -36,8 +36,8 @@ class Sources {
   /// An engine that cannot be read at present is not read again before this time has passed.
   static constexpr std::chrono::seconds kPause{30};
 
-  /// `device` outlives it.
-  explicit Sources(Device& device) : device_(device) {}
+  /// `device` and `clock` outlive it.
+  Sources(Device& device, const Clock& clock) : device_(device), clock_(clock) {}
   /// Calls clear().
   ~Sources() { clear(); }
   Sources(const Sources&) = delete;
@@ -65,7 +65,8 @@ class Sources {
   /// Adds an engine. `memory.process` is ignored; an engine that it has already stays as it is.
   /// Errors: kRefused when its memory or its guards cannot be used, and then it is remembered as
   /// unreadable; kGone when its process has ended or the device is not attached; kBusy when kMost
-  /// engines are being read. `has_turn`: its process consents to reads in this turn.
+  /// engines are being read, or no descriptor is free. `has_turn`: its process consents to reads in
+  /// this turn, which may be over: then it is unreadable for kPause.
   Result<void> add(std::uint64_t source, PeerMemory memory, UniqueFd process, int guards,
                    std::uint32_t guard_count, bool has_turn = false);
 
@@ -117,13 +118,19 @@ class Sources {
   [[nodiscard]] const Source* find(std::uint64_t source) const;
   [[nodiscard]] Source* find(std::uint64_t source);
   std::vector<Source>::iterator erase(std::vector<Source>::iterator source);
-  void add_unreadable(std::uint64_t source, UniqueFd process, const Error& why);
+  void add_unreadable(std::uint64_t source, UniqueFd process, const Error& why,
+                      bool has_turn = false);
+  /// Whether the device's answer is to be remembered: not that of an engine that has ended, or of a
+  /// device that is not attached or short of something.
+  [[nodiscard]] static bool is_final(const Error& error) {
+    return error.code != Errc::kGone && error.code != Errc::kBusy;
+  }
   Result<Source*> add_readable(std::uint64_t source, const PeerMemory& memory,
                                std::uint32_t guard_count);
   Result<void> make_room();
 
   Device& device_;
-  const SteadyClock clock_{};
+  const Clock& clock_;
   std::vector<Source> sources_;  ///< The one that was read last is the last one.
   std::uint64_t last_peer_ = 0;
   std::uint64_t period_ = 0;

@@ -278,7 +278,10 @@ void Loads::open_next(const PartId& id) {
                               .patience = std::clamp(left, Duration::zero(), kLongestNextWait),
                               .pool_only = job.pool_next || job.pool_only,
                               .node = job.node};
-  tasks_.add(ask_next(link_, state_.sources, question, state_.options.link.open_deadline)
+  const auto is_wanted = [this, id] {
+    return is_asking(id) && !state_.loads.at(id.ticket).gave_up;
+  };
+  tasks_.add(ask_next(link_, state_.sources, question, state_.options.link.open_deadline, is_wanted)
                  .then([this, id](Result<NextPiece>&& piece) { on_next(id, std::move(piece)); }));
 }
 

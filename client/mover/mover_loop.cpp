@@ -413,6 +413,8 @@ kj::Promise<void> MoverLoop::end() {
   const bool lost = !link_.is_connected();
   state_.may_follow = false;
   state_.is_direct = false;
+  // Else behind the saves, which wait for the readers of their blocks.
+  if (lost) consent_.end();
   saves_.end(lost);
   loads_.end(lost);
   if (!lost || kept_pool_.is_none()) unmap_pool();
@@ -429,7 +431,7 @@ void MoverLoop::end_if_quiet() {
   if (pool_ != Pool::kUnmapped && pool_ != Pool::kKept) return;
   state_.sources.clear();
   state_.pools.clear();
-  consent_.end();  // Behind the saves: they wait for the readers of their blocks.
+  consent_.end();
   ending_ = false;
   on_end_->fulfill();
 }

@@ -53,7 +53,7 @@ struct MoverState {
         events((kinds.layouts().size() + 2) * chosen.max_jobs + 16),
         finished(chosen.max_jobs),
         guards(std::move(its_guards)),
-        sources(its_device),
+        sources(its_device, clock),
         pools(its_device, kinds.layouts().front(), clock) {}
 
   const MoverOptions options;

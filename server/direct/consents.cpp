@@ -37,6 +37,12 @@ Consents::Answer Consents::begin(SourceId source, SourceId reader) {
   return Answer::kWait;
 }
 
+void Consents::gave_up(SourceId reader) {
+  for (auto& [source, turns] : turns_) {
+    if (std::erase(turns.waiting, reader) != 0) has_news_ = true;
+  }
+}
+
 void Consents::ended(SourceId source) {
   const auto found = turns_.find(source);
   if (found == turns_.end()) return;

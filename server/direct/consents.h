@@ -37,6 +37,8 @@ class Consents {
   };
   /// A reader wants to begin a read of a source that needs consent.
   Answer begin(SourceId source, SourceId reader);
+  /// A reader waits for no turn any longer.
+  void gave_up(SourceId reader);
   /// A read has ended that was begun in a turn, or keeps others from theirs no longer.
   void ended(SourceId source);
 

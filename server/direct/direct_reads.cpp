@@ -162,7 +162,7 @@ void DirectReads::left(const Id128& connection) {
   if (far_) far_->left(connection);
   offers_.remove(connection);
   fire(read_end_, read_ended_);
-  look_for_readers();
+  pass_turns();
 }
 
 Result<void> DirectReads::reserved(const Id128& connection,
@@ -190,9 +190,10 @@ void DirectReads::ready(const Id128& connection, const JobId& job) {
   if (offers_.ready(connection, job)) changed();
 }
 
-void DirectReads::job_ended(const Id128& connection, const JobId& job, bool is_sealed) {
+void DirectReads::job_ended(const Id128& connection, const JobId& job) {
   offers_.job_ended(connection, job);
-  if (!is_sealed && offers_.is_read(connection, job)) {
+  // Its worker may not call await_reads(): it has abandoned the job, or its call came too late.
+  if (offers_.is_read(connection, job)) {
     tasks_.add(timer_.afterDelay(to_kj(kReadPatience)).then([this, connection, job]() {
       end_turns(connection, job);
     }));
@@ -202,7 +203,7 @@ void DirectReads::job_ended(const Id128& connection, const JobId& job, bool is_s
 
 void DirectReads::end_turns(const Id128& connection, const JobId& job) {
   offers_.end_turns(connection, job);
-  look_for_readers();
+  pass_turns();
 }
 
 std::size_t DirectReads::offered(const Id128& connection, std::span<const BlockKey> beyond) {
@@ -248,12 +249,14 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
   end_wait(*opening);
   if (opening->is_cancelled) {
     end_far(*opening);
+    leave_queues(*opening);
     return Result<void>(fail(Errc::kCancelled, "pin {} was released before a block arrived",
                              static_cast<std::uint64_t>(opening->pin)));
   }
   auto in_pool = open_in_pool(*opening);
   if (!in_pool || *in_pool || open_in_memory(*opening) || open_far(opening)) {
     end_far(*opening);
+    leave_queues(*opening);
     if (!in_pool) return Result<void>(tl::unexpected<Error>(std::move(in_pool.error())));
     write_gone(*opening);
     return Result<void>();
@@ -261,6 +264,7 @@ kj::Promise<Result<void>> DirectReads::try_open(const OneOpening& opening) {
   const TimePoint now = clock_.now();
   if (now >= opening->deadline) {
     end_far(*opening);
+    leave_queues(*opening);
     return Result<void>(fail(Errc::kTimeout, "no block arrived"));
   }
   auto cancelled = begin_wait(opening);
@@ -295,6 +299,14 @@ void DirectReads::end_wait(const Opening& opening) {
   if (waiting_.erase({opening.connection, static_cast<std::uint64_t>(opening.pin)}) == 0) return;
   const auto waits = waits_of_.find(opening.connection);
   if (--waits->second == 0) waits_of_.erase(waits);
+}
+
+void DirectReads::leave_queues(const Opening& opening) {
+  if (waits_of_.contains(opening.connection)) return;
+  const auto worker = offers_.source_of(opening.connection);
+  if (worker == nullptr) return;
+  offers_.consents().gave_up(worker->id);
+  pass_turns();
 }
 
 Result<bool> DirectReads::open_in_pool(Opening& opening) {
@@ -473,6 +485,7 @@ kj::Promise<Result<void>> DirectReads::fetch(const OneOpening& opening,
           return try_open(opening);
         }
         end_wait(*opening);
+        leave_queues(*opening);
         write_gone(*opening);
         return Result<void>();
       });
@@ -509,7 +522,7 @@ void DirectReads::write_gone(Opening& opening) {
 void DirectReads::end_read(const Id128& connection, std::uint64_t read) {
   if (!offers_.end_read(connection, read)) return;
   fire(read_end_, read_ended_);
-  look_for_readers();
+  pass_turns();
 }
 
 void DirectReads::released(const Id128& connection, engine::PinId pin) {
@@ -568,6 +581,8 @@ kj::Promise<Result<void>> DirectReads::wait_for_reader(SourceId source, std::uin
     return Result<void>(fail(Errc::kCancelled, "awaitReader was called again"));
   }
   const TimePoint now = clock_.now();
+  // First, so that an event of which this wait was not told shows as a timeout.
+  if (now >= deadline) return Result<void>(fail(Errc::kTimeout, "no other process is to read"));
   if (const auto next = consents.next(source, now)) {
     auto results = call.getResults();
     results.setReader(static_cast<std::uint64_t>(*next));
@@ -577,7 +592,6 @@ kj::Promise<Result<void>> DirectReads::wait_for_reader(SourceId source, std::uin
     }
     return Result<void>();
   }
-  if (now >= deadline) return Result<void>(fail(Errc::kTimeout, "no other process is to read"));
   const TimePoint until = std::min(deadline, consents.look_again(source));
   return turns_.addBranch()
       .exclusiveJoin(timer_.afterDelay(to_kj(until - now)))
@@ -586,8 +600,14 @@ kj::Promise<Result<void>> DirectReads::wait_for_reader(SourceId source, std::uin
       });
 }
 
-void DirectReads::look_for_readers() {
-  if (offers_.consents().take_news()) fire(turn_, turns_);
+bool DirectReads::look_for_readers() {
+  if (!offers_.consents().take_news()) return false;
+  fire(turn_, turns_);
+  return true;
+}
+
+void DirectReads::pass_turns() {
+  if (look_for_readers()) changed();
 }
 
 }  // namespace pegaflow::server

@@ -84,9 +84,9 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
                         std::span<const BlockKey> keys, std::span<const std::uint32_t> slots);
   /// The content of the job's pending blocks is final.
   void ready(const Id128& connection, const JobId& job);
-  /// The caller's part of the job has ended. `is_sealed`: its guard stays open until await_reads()
-  /// is answered.
-  void job_ended(const Id128& connection, const JobId& job, bool is_sealed);
+  /// The caller's part of the job has ended. If it is sealed, its guard stays open until
+  /// await_reads() is answered.
+  void job_ended(const Id128& connection, const JobId& job);
   /// Blocks may have become findable.
   void changed();
 
@@ -136,6 +136,9 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Result<void>> try_open(const OneOpening& opening);
   Result<kj::Promise<void>> begin_wait(const OneOpening& opening);
   void end_wait(const Opening& opening);
+  /// Behind the end of a call: its worker keeps its place at other memory only if another one
+  /// waits.
+  void leave_queues(const Opening& opening);
   /// Whether it was answered.
   Result<bool> open_in_pool(Opening& opening);
   bool open_in_memory(Opening& opening);
@@ -166,8 +169,10 @@ class DirectReads final : private kj::TaskSet::ErrorHandler {
                                              TimePoint deadline);
   kj::Promise<Result<void>> wait_for_reader(SourceId source, std::uint64_t wait, AwaitReader call,
                                             TimePoint deadline);
-  /// Wakes those who wait for a reader, if there may be one.
-  void look_for_readers();
+  /// Wakes the sources that wait for a reader if there may be one. Returns whether it did.
+  bool look_for_readers();
+  /// The same where a turn may have ended: its next reader may begin.
+  void pass_turns();
 
   CacheService& service_;
   kj::Timer& timer_;

@@ -317,7 +317,7 @@ class SessionImpl final : public wire::Session::Server {
         .run(context_.timer,
              [this, &shared, job]() { return publish_slice(job, shared.checksums, shared.done); })
         .then([this, call, measured, job, state = kj::mv(state)]() mutable {
-          context_.direct.job_ended(connection_, job, true);
+          context_.direct.job_ended(connection_, job);
           write_done(state->done, call.getResults());
           return finish(measured, state->done);
         });
@@ -326,7 +326,7 @@ class SessionImpl final : public wire::Session::Server {
   kj::Promise<void> abandon(AbandonContext call) override {
     const JobId job = read_job(call.getParams().getJob());
     return done_in_order(jobs_, Method::kAbandon, call, [this, job]() {
-      context_.direct.job_ended(connection_, job, false);
+      context_.direct.job_ended(connection_, job);
       return service_.abandon(connection_, job);
     });
   }

@@ -1,6 +1,7 @@
 // Reads of the memory of engines that consent to one process at a time, as Yama demands.
 #include <array>
 #include <condition_variable>
+#include <csignal>
 #include <fstream>
 #include <mutex>
 #include <stdexcept>
@@ -232,6 +233,28 @@ TEST_SUITE("direct reads with consent") {
     CHECK(f.no_wait_ended_by_time());
   }
 
+  TEST_CASE(
+      "an engine that is named to a load that was given up is not read, but for the next one") {
+    ServerProcess server;
+    DirectWorker prefill(server.socket(), "prefill", "pd", with({}));
+    DirectWorker decode(server.socket(), "decode", "pd", with({}));
+    const Numbers numbers = numbers_from(1, 8);
+    prefill.device.hold();
+    REQUIRE(prefill.engine->start_save(1, numbers, blocks_from(0, 8)));
+    REQUIRE(decode.finds_offered(numbers, numbers.size()));
+    server.signal(SIGSTOP);
+    REQUIRE(decode.follow(1, numbers, blocks_from(20, 8)));
+    decode.engine->mover().cancel_load(1);
+    server.signal(SIGCONT);
+    CHECK(code_of(decode.engine->next_finished()) == Errc::kCancelled);
+    CHECK(decode.device.peers() == 0);
+
+    REQUIRE(decode.follow(2, numbers, blocks_from(20, 8)));
+
+    CHECK(bytes_read_directly(decode, numbers, blocks_from(20, 8)) == kEight);
+    CHECK(decode.device.peers() == 1);
+  }
+
   TEST_CASE("many engines read one at the same time, each in its turn") {
     Pair f;
     std::vector<std::unique_ptr<DirectWorker>> readers;
@@ -316,6 +339,20 @@ TEST_SUITE("direct reads with consent") {
     f.prefill.engine.reset();
 
     CHECK(f.recorder.given(4) == std::vector<pid_t>{::getpid(), 0, ::getpid(), 0});
+  }
+
+  TEST_CASE("the consent ends with the connection, although copies of a save go on") {
+    Pair f;
+    const Numbers numbers = numbers_from(1, 8);
+    f.begin_save(1, numbers, blocks_from(0, 8));
+    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
+    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
+
+    f.server.kill();
+
+    CHECK(f.recorder.given(2) == std::vector<pid_t>{::getpid(), 0});
+    f.prefill.device.allow_all();
+    (void)f.prefill.engine->next_finished();
   }
 
   TEST_CASE("engines read each other again after their server was killed") {

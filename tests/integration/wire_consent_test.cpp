@@ -52,14 +52,14 @@ class Worker : public WireClient {
     return read_error(answer.getError()).code;
   }
   /// Offers these blocks under a guard that is open.
-  void offer(const JobId& job, std::span<const BlockKey> keys) {
+  void offer(const JobId& job, std::span<const BlockKey> keys, std::uint64_t guard_value = 7) {
     auto request = session().reserveRequest();
     write_job(job, request.initJob());
     write_keys(keys, BlockKey::kMaxBytes, request.initKeys());
     auto blocks = request.initBlocks(static_cast<unsigned>(keys.size()));
     for (unsigned i = 0; i < blocks.size(); ++i) blocks.set(i, i);
     request.setGuard(1);
-    request.setGuardValue(7);
+    request.setGuardValue(guard_value);
     REQUIRE_FALSE(request.send().wait(scope_).hasError());
   }
   auto open_next(std::span<const BlockKey> keys, std::uint64_t pin, std::uint32_t patience_ms) {
@@ -124,6 +124,41 @@ TEST_SUITE("consent over the wire") {
     CHECK(found.getBlocks().size() == 3);
     CHECK(found.getMemory().getNeedsConsent());
     CHECK_FALSE(last.poll(engine.io.waitScope));
+  }
+
+  TEST_CASE("a reader that hangs ends its turn behind a save whose worker does not wait for it") {
+    WireEngine engine;
+    Worker source(engine, "source", true);
+    WireClient scheduler(engine.io, engine.server.socket());
+    scheduler.hello();
+    REQUIRE(scheduler.attach("source"));
+    Worker hangs(engine, "hangs", true);
+    Worker reader(engine, "reader", true);
+    const JobId first{.scheduler = scheduler.process(), .number = 1};
+    const auto keys = make_keys(1, 3);
+    source.offer(first, keys);
+    auto asked = source.await_reader(0);
+    auto opened = hangs.open_next(keys, 1, 10'000);
+    auto next = asked.wait(engine.io.waitScope);
+    auto waits = source.await_reader(next.getReader());
+    REQUIRE(opened.wait(engine.io.waitScope).getBlocks().size() == 3);
+    auto published = source.session().publishRequest();
+    write_job(first, published.initJob());
+    SUBCASE("that is sealed") {}
+    SUBCASE("that is not, since the cache was reset") {
+      (void)scheduler.session().resetCacheRequest().send().wait(engine.io.waitScope);
+    }
+    (void)published.send().wait(engine.io.waitScope);
+    const auto others = make_keys(2, 3);
+    source.offer({.scheduler = scheduler.process(), .number = 2}, others, 9);
+
+    auto later = reader.open_next(others, 1, 10'000);
+
+    auto turn = waits.wait(engine.io.waitScope);
+    REQUIRE_FALSE(turn.hasError());
+    CHECK(turn.getReader() != next.getReader());
+    auto last = source.await_reader(turn.getReader());
+    CHECK(later.wait(engine.io.waitScope).getBlocks().size() == 3);
   }
 }
 

@@ -90,17 +90,9 @@ class Calls {
 
 /// The process's number in this process's PID namespace.
 Result<pid_t> number_of(int pidfd) {
-  const std::optional<pid_t> listed = process_of_pidfd(pidfd);
-  if (!listed) {
-    return fail(Errc::kRefused, "add peer: descriptor {} is not a pidfd, or /proc is not mounted",
-                pidfd);
-  }
-  if (*listed < 0 || has_process_ended(pidfd)) return tl::unexpected<Error>(ended(*listed));
-  if (const auto own = own_number_of_pidfd(pidfd)) return *own;
-  if (has_process_ended(pidfd)) return tl::unexpected<Error>(ended(*listed));
-  return fail(Errc::kRefused,
-              "add peer: its process is in a PID namespace that is not visible here; run both "
-              "engines in one PID namespace");
+  Result<pid_t> own = own_number_of_pidfd(pidfd);
+  if (!own) own.error().detail.insert(0, "add peer: ");
+  return own;
 }
 
 }  // namespace

@@ -80,6 +80,18 @@ TEST_SUITE("ReadConsent") {
     second.reset();
     CHECK(first.give(child.pidfd.get()));
   }
+
+  TEST_CASE("a child of fork() may consent although its parent does") {
+    if (!ptrace_scope()) PEGA_SKIP("this kernel has no Yama");
+    const Child reader;
+    const ReadConsent consent = kernel_read_consent();
+    REQUIRE(consent.give(reader.pidfd.get()));
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(kernel_read_consent().give(reader.pidfd.get()) ? 0 : 1);
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
 }
 
 }  // namespace

@@ -134,7 +134,8 @@ struct Reader {
   std::vector<std::byte> pool;
   SlowDevice device;
   std::unique_ptr<Guards> guards = Guards::create(4).value();
-  Sources sources{device};
+  ManualClock clock;
+  Sources sources{device, clock};
 };
 
 const std::vector<std::uint32_t> kThree = {5, 1, 7};
@@ -248,7 +249,8 @@ TEST_SUITE("pools of other nodes") {
 TEST_SUITE("engines of other hosts whose memory is read") {
   TEST_CASE("blocks count as far as their guards had their values behind them") {
     FarDevice device;
-    Sources sources(device);
+    ManualClock clock;
+    Sources sources(device, clock);
     REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
     CHECK(sources.known() == std::vector<std::uint64_t>{9});
     const std::vector<BlockGuard> both = {{{.place = 3, .value = 77}, 2},
@@ -271,7 +273,8 @@ TEST_SUITE("engines of other hosts whose memory is read") {
 
   TEST_CASE("one that cannot be read is left alone, and stays known meanwhile") {
     FarDevice device;
-    Sources sources(device);
+    ManualClock clock;
+    Sources sources(device, clock);
     REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
     CHECK(sources.suspend(9, {Errc::kPeerLost, "planted"}));
     CHECK(sources.suspend(9, {Errc::kPeerLost, "planted"}));
@@ -283,6 +286,22 @@ TEST_SUITE("engines of other hosts whose memory is read") {
     sources.forget(9);
     CHECK(device.peers.empty());
     CHECK(sources.known().empty());
+  }
+
+  TEST_CASE("after a while it is asked for and read again") {
+    FarDevice device;
+    ManualClock clock;
+    Sources sources(device, clock);
+    REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
+    CHECK(sources.suspend(9, {Errc::kPeerLost, "planted"}));
+    clock.advance(Sources::kPause - std::chrono::nanoseconds(1));
+    CHECK(sources.known() == std::vector<std::uint64_t>{9});
+    clock.advance(std::chrono::nanoseconds(1));
+    CHECK(sources.known().empty());
+    CHECK(device.peers.empty());
+    REQUIRE(sources.add_far(9, {.block_count = 8, .network = NetworkMemory{}}, 4));
+    CHECK(sources.begin(9, kThree, std::vector<BlockGuard>{{{.place = 0, .value = 1}, 3}}));
+    CHECK(sources.end(9, {}) == 0);
   }
 
   TEST_CASE("one of this host is never left alone for a failed read") {
@@ -386,6 +405,30 @@ TEST_SUITE("engines whose memory is read") {
     for (const std::uint64_t source : {7, 8, 9}) {
       CHECK(f.sources.begin(source, kThree, guards).error().code == Errc::kRefused);
     }
+  }
+
+  TEST_CASE("an engine whose turn was over is left alone for a while, and then asked for again") {
+    Reader f;
+    SUBCASE("before the first byte") {
+      PeerMemory other = f.memory();
+      other.segments.pop_back();
+      const auto added = f.sources.add(9, other, pidfd_of(::getpid()), f.guards->fd(), 4, true);
+      CHECK(added.error().code == Errc::kRefused);
+    }
+    SUBCASE("behind it") {
+      REQUIRE(f.sources.add(9, f.memory(), pidfd_of(::getpid()), f.guards->fd(), 4, true));
+      f.sources.refuse(9, {Errc::kRefused, "as the device found"});
+    }
+    f.clock.advance(Sources::kPause - std::chrono::nanoseconds(1));
+    CHECK(f.sources.known() == std::vector<std::uint64_t>{9});
+    const std::vector<BlockGuard> guards = {{f.guards->open().value(), 3}};
+    CHECK(f.sources.begin(9, kThree, guards).error().code == Errc::kRefused);
+    f.clock.advance(std::chrono::nanoseconds(1));
+
+    CHECK(f.sources.known().empty());
+    REQUIRE(f.add(9, pidfd_of(::getpid())));
+    CHECK(f.sources.begin(9, kThree, guards));
+    CHECK(f.sources.end(9, guards) == 3);
   }
 
   TEST_CASE("at the limit the engine that was not read for the longest time is forgotten") {

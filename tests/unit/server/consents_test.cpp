@@ -56,6 +56,18 @@ TEST_SUITE("Consents") {
     CHECK_FALSE(f.turn());
   }
 
+  TEST_CASE("a worker that waits no longer gets no turn") {
+    Fixture f;
+    CHECK(f.consents.begin(kSource, kFirst) == Answer::kWait);
+    CHECK(f.consents.begin(kSource, kSecond) == Answer::kWait);
+    CHECK(f.consents.take_news());
+    f.consents.gave_up(kThird);
+    CHECK_FALSE(f.consents.take_news());
+    f.consents.gave_up(kFirst);
+    CHECK(f.consents.take_news());
+    CHECK(f.turn() == kSecond);
+  }
+
   TEST_CASE("a turn passes on behind the last read") {
     Fixture f;
     CHECK(f.consents.begin(kSource, kFirst) == Answer::kWait);
