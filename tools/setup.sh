@@ -82,8 +82,7 @@ need_packages() {
         sudo true || die "${#missing[@]} packages are missing, and sudo does not let you install" \
             "them. Have root run: apt-get update && $install"
     fi
-    say "setup: installing ${#missing[@]} packages with apt, some minutes (build/apt.log):" \
-        "${missing[*]}"
+    say "setup: installing with apt, some minutes (build/apt.log): ${missing[*]}"
     one_at_a_time install_missing
 }
 
@@ -102,12 +101,17 @@ install_missing() {
 }
 
 # need_venv: .venv with the tools of tools/requirements-dev.txt (pytest, ruff).
-need_venv() { one_at_a_time need_venv_now; }
+need_venv() { has_venv || one_at_a_time need_venv_now; }
 
-need_venv_now() {
+has_venv() {
     local stamp
     stamp=$(sha256sum <tools/requirements-dev.txt)
-    [ "$(cat .venv/.dev-tools 2>/dev/null)" = "$stamp" ] && return 0
+    [ "$(cat .venv/.dev-tools 2>/dev/null)" = "$stamp" ]
+}
+
+
+need_venv_now() {
+    ! has_venv || return 0 # another ./dev has made it
     need_packages build
     say "setup: making .venv with $(grep -c '==' tools/requirements-dev.txt) Python packages" \
         "(tools/requirements-dev.txt)"
@@ -115,7 +119,7 @@ need_venv_now() {
     .venv/bin/python -m pip install -q --no-input --no-deps -r tools/requirements-dev.txt ||
         die "pip could not install tools/requirements-dev.txt into .venv, which needs access to" \
             "pypi.org; when that is fixed, run ./dev again"
-    printf '%s\n' "$stamp" >.venv/.dev-tools
+    sha256sum <tools/requirements-dev.txt >.venv/.dev-tools
 }
 
 # need_nvcc: a CUDA compiler, version 12.8 or newer; the one from PyPI if the machine has none.
