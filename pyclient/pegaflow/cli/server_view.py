@@ -276,7 +276,7 @@ def _check_refusals(samples: Samples) -> Iterator[Finding]:
 #: The fix for an engine that is configured and not served, by reason.
 _DECLINE_FIX = {
     "configuration": "correct that option in the engine's --kv-transfer-config or environment; "
-    "docs/configuration.md lists all options",
+    "docs/connector.md lists all options",
     "engine": 'start the engine without that setting; "What is served" in docs/connector.md lists '
     "the supported settings",
     "model": '"What is served" in docs/connector.md lists the supported kinds of KV cache; run '
