@@ -1,9 +1,11 @@
 """The command lines of vLLM and pegaflow-server, without starting them."""
 
+import http.server
 import json
 import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,29 @@ def test_another_port_is_tried_if_the_first_one_is_taken(
             TakenPort(VllmOptions(Path("model")), tmp_path).start()
         assert not any(Path(directory).iterdir())
     assert len(ports) == 3
+
+
+def test_the_answer_of_another_program_on_the_port_is_not_that_of_vllm(tmp_path: Path) -> None:
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Prints nothing."""
+
+    server = VllmServer(VllmOptions(Path("model")), tmp_path)
+    with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        server._port = other.server_address[1]
+        server.log_file.write_text("loading the model\n")
+        before = server.is_ready()
+        server.log_file.write_text("INFO:     Application startup complete.\n")
+        behind = server.is_ready()
+        other.shutdown()
+        thread.join()
+    assert (before, behind) == (False, True)
 
 
 def test_a_free_port_can_be_bound() -> None:

@@ -310,7 +310,9 @@ class VllmServer(ChildProcess):
         connection = http.client.HTTPConnection(self.http, timeout=5)
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == 200
+            # Another program may have taken the port, and answer, too.
+            is_up = connection.getresponse().status == 200
+            return is_up and "Application startup complete" in self.log_text()
         except (OSError, http.client.HTTPException):
             return False  # not listening yet
         finally:
