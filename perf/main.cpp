@@ -26,6 +26,8 @@ constexpr Subcommand kSubcommands[] = {
     {"cells", "copies of blocks that tensor-parallel sizes share, beside those of one size",
      run_cells},
     {"gpu", "copies between pool and GPU, idle and beside matrix products", run_gpu},
+    {"gpu_peer", "blocks out of another engine's GPU, beside contiguous copies from GPU to GPU",
+     run_gpu_peer},
     {"start", "from start to ready, beside threads that only touch the same memory", run_start},
     {"server", "wake-ups when idle, memory per block, longest event-loop iteration, CPU of saves",
      run_server},
@@ -56,7 +58,7 @@ void print_help(std::ostream& out) {
     out << fmt::format("  {:<10} {}\n", subcommand.name, subcommand.sentence);
   }
   out << "\nEach subcommand starts the servers that it needs and takes at most 60 s, disk, "
-         "replay, place, directory and gpu some minutes.\n"
+         "replay, place, directory, gpu and gpu_peer some minutes.\n"
          "`pegaflow-perf SUBCOMMAND --help` lists its options; --json prints one object per "
          "line.\n";
 }

@@ -48,6 +48,7 @@ Outcome run_lookup(int argc, const char* const* argv);
 Outcome run_copy(int argc, const char* const* argv);
 Outcome run_cells(int argc, const char* const* argv);
 Outcome run_gpu(int argc, const char* const* argv);
+Outcome run_gpu_peer(int argc, const char* const* argv);
 Outcome run_start(int argc, const char* const* argv);
 Outcome run_server(int argc, const char* const* argv);
 Outcome run_replay(int argc, const char* const* argv);
