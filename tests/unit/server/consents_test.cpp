@@ -40,7 +40,7 @@ struct Fixture {
   }
 
   Consents consents;
-  TimePoint now{};
+  TimePoint now{std::chrono::hours(1)};
 };
 
 TEST_SUITE("Consents") {

@@ -301,6 +301,24 @@ TEST_CASE("memory that needs consent is read in a turn, which its reads hold") {
   CHECK(f.offers.consents().next(f.source, {}) == f.offers.reader(kOther)->source);
 }
 
+TEST_CASE("a read whose turn was ended does not end that of the next reader") {
+  ConsentFixture f;
+  REQUIRE(f.read(0, 2, 1));
+  CHECK_FALSE(f.read(0, 2, 2, kOther));
+  f.offers.end_turns(kWriter, job(1));
+  const SourceId other = f.offers.reader(kOther)->source;
+  REQUIRE(f.offers.consents().next(f.source, {}) == other);
+  f.offers.consents().permitted(f.source, other, {}, {});
+  REQUIRE(f.read(0, 2, 2, kOther));
+  CHECK_FALSE(f.read(0, 2, 3));  // It waits again.
+
+  f.offers.end_read(kReader, 1);
+
+  CHECK_FALSE(f.offers.consents().next(f.source, {}));
+  f.offers.end_read(kOther, 2);
+  CHECK(f.offers.consents().next(f.source, {}) == f.reader);
+}
+
 TEST_CASE("workers that need no consent, and those of other nodes, neither wait nor hold a turn") {
   ConsentFixture f;
   REQUIRE(f.read(0, 2, 1));
