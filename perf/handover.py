@@ -1,10 +1,11 @@
 """Prefill and decode on two real vLLMs: both legs at once beside one after the other.
 
-One pegaflow-server, two vLLMs on the CPU, and three routers in front of them: with --flow store,
-with --flow auto, and one that sends the prompt to the prefill engine alone. Prompts are random.
-Each round sends one prompt through each router, in a random order, and measures the time to the
-first token. What the router and the decode engine add to the prefill is the difference to the third
-one.
+One pegaflow-server, two vLLMs on the CPU, and four routers in front of them: with --flow store,
+with --flow auto, one that sends the prompt to the prefill engine alone, and one that sends it to
+the decode engine alone, whose own prefix cache has it. Prompts are random. Each round sends one
+prompt through each router, in a random order, and measures the time to the first token. What the
+router and the decode engine add to the prefill is the difference to the third one. A hit, the
+fourth one, is what the decode engine needs without any transfer.
 
 The target: with both legs at once, the first token comes no later than with one after the other.
 
@@ -46,7 +47,7 @@ from tests.support.vllm_server import (
     ensure_model,
 )
 
-ARMS = ("serial", "early", "alone")
+ARMS = ("serial", "early", "alone", "hit")
 DIRECT = "pegaflow.direct_group"
 NICS = "pegaflow.direct_nics"
 
@@ -125,10 +126,14 @@ class Rig:
             binary = self._build / "router" / "pegaflow-router"
             for number, arm in enumerate(self.arms):
                 p = self.prefill.http
-                legs = ([], [p]) if arm == "alone" else ([p], [self.decodes[arm].http])
+                decode = self.decodes.get(arm, self.decodes["early"]).http
+                legs = {"alone": ([], [p]), "hit": ([], [decode])}.get(arm, ([p], [decode]))
                 (self._directory / f"router-{number}").mkdir()
                 router = RouterServer(binary, self._directory / f"router-{number}", *legs)
-                router.arguments += ["--flow", "store" if arm in ("serial", "alone") else "auto"]
+                router.arguments += [
+                    "--flow",
+                    "auto" if arm in self.decodes and arm != "serial" else "store",
+                ]
                 self.routers[arm] = stack.enter_context(router)
             yield
 
@@ -141,7 +146,9 @@ class Rig:
         Raises:
             AssertionError: the decode engine has not loaded all but the last token.
         """
-        if arm == "alone":
+        if arm == "hit":
+            complete(self.routers[arm].http, prompt, 1)
+        if arm not in self.decodes:
             return Sample(complete(self.routers[arm].http, prompt, 2).ttft_s)
         engine = self.decodes[arm]
         before, cpu_s = engine.metrics(), engine.cpu_seconds()
