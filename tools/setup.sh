@@ -109,7 +109,6 @@ has_venv() {
     [ "$(cat .venv/.dev-tools 2>/dev/null)" = "$stamp" ]
 }
 
-
 need_venv_now() {
     ! has_venv || return 0 # another ./dev has made it
     need_packages build
