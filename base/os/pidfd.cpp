@@ -3,7 +3,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -17,10 +16,11 @@
 namespace pegaflow {
 namespace {
 
-/// After a system call that makes a descriptor.
+/// After a system call that has made no descriptor. Errors: kBusy when none is free.
 Result<void> check_shortage() {
-  if (errno != EMFILE && errno != ENFILE) return {};
-  return fail(Errc::kBusy, "no descriptor is free: {}", std::strerror(errno));
+  auto error = fail_errno(errno, "make a descriptor");
+  if (error.value().code != Errc::kBusy) return {};
+  return error;
 }
 
 /// As process_of_pidfd(). Errors: kBusy when no descriptor is free.

@@ -544,11 +544,8 @@ kj::Promise<Result<void>> DirectReads::await_reads(const Id128& connection, cons
 kj::Promise<Result<void>> DirectReads::wait_for_readers(const Id128& connection, const JobId& job,
                                                         TimePoint deadline) {
   const TimePoint now = clock_.now();
-  if (!offers_.is_read(connection, job)) return Result<void>();
-  if (now >= deadline) {
-    end_turns(connection, job);
-    return Result<void>();
-  }
+  // The turns of those that still read end behind job_ended().
+  if (!offers_.is_read(connection, job) || now >= deadline) return Result<void>();
   return read_ended_.addBranch()
       .exclusiveJoin(timer_.afterDelay(to_kj(deadline - now)))
       .then([this, connection, job, deadline]() {
