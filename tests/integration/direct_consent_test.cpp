@@ -61,6 +61,17 @@ Mover::Options with(ReadConsent consent) {
   return options;
 }
 
+/// The bytes that a load of these blocks has read directly; -1 for a wrong one.
+std::int64_t bytes_read_directly(DirectWorker& worker, const Numbers& numbers,
+                                 const Blocks& blocks) {
+  const Mover::Finished loaded = worker.engine->next_finished();
+  CHECK(error_of(loaded) == "");
+  if (worker.engine->wrong_blocks(numbers, blocks) != 0) return -1;
+  return static_cast<std::int64_t>(loaded.direct_bytes);
+}
+
+constexpr std::int64_t kEight = 8 * DirectWorker::kPage;
+
 /// A prefill engine that has to consent, its decode engine, and their server.
 struct Pair {
   Pair()
@@ -82,6 +93,13 @@ struct Pair {
     REQUIRE(decode.device.wait_held(kHang));
   }
 
+  /// Begins a save of 8 blocks, of which a load reads all directly.
+  void read_held_save(std::uint64_t job, const Numbers& numbers) {
+    begin_save(job, numbers, blocks_from(0, 8));
+    REQUIRE(decode.follow(job, numbers, blocks_from(20, 8)));
+    CHECK(bytes_read_directly(decode, numbers, blocks_from(20, 8)) == kEight);
+  }
+
   /// Whether each awaitReader so far was answered because of an event.
   bool no_wait_ended_by_time() {
     try {
@@ -97,17 +115,6 @@ struct Pair {
   DirectWorker prefill;
   DirectWorker decode;
 };
-
-/// The bytes that a load of these blocks has read directly; -1 for a wrong one.
-std::int64_t bytes_read_directly(DirectWorker& worker, const Numbers& numbers,
-                                 const Blocks& blocks) {
-  const Mover::Finished loaded = worker.engine->next_finished();
-  CHECK(error_of(loaded) == "");
-  if (worker.engine->wrong_blocks(numbers, blocks) != 0) return -1;
-  return static_cast<std::int64_t>(loaded.direct_bytes);
-}
-
-constexpr std::int64_t kEight = 8 * DirectWorker::kPage;
 
 // ---- with the kernel's own rule
 
@@ -149,11 +156,9 @@ TEST_SUITE("direct reads with consent") {
   TEST_CASE("blocks are read once the other engine's process has consented") {
     Pair f;
     const Numbers numbers = numbers_from(1, 8);
-    f.begin_save(1, numbers, blocks_from(0, 8));
 
-    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
+    f.read_held_save(1, numbers);
 
-    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
     CHECK(f.recorder.given(1) == std::vector<pid_t>{::getpid()});
   }
 
@@ -344,9 +349,7 @@ TEST_SUITE("direct reads with consent") {
   TEST_CASE("the consent ends with the connection, although copies of a save go on") {
     Pair f;
     const Numbers numbers = numbers_from(1, 8);
-    f.begin_save(1, numbers, blocks_from(0, 8));
-    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
-    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
+    f.read_held_save(1, numbers);
 
     f.server.kill();
 
@@ -358,9 +361,7 @@ TEST_SUITE("direct reads with consent") {
   TEST_CASE("engines read each other again after their server was killed") {
     Pair f;
     const Numbers numbers = numbers_from(1, 8);
-    f.begin_save(1, numbers, blocks_from(0, 8));
-    REQUIRE(f.decode.follow(1, numbers, blocks_from(20, 8)));
-    CHECK(bytes_read_directly(f.decode, numbers, blocks_from(20, 8)) == kEight);
+    f.read_held_save(1, numbers);
     f.prefill.device.allow_all();
     f.server.kill();
     (void)f.prefill.engine->next_finished();
@@ -371,9 +372,7 @@ TEST_SUITE("direct reads with consent") {
     f.prefill.engine->wait_ready();
     f.decode.engine->wait_ready();
     const Numbers others = numbers_from(50, 8);
-    f.begin_save(2, others, blocks_from(0, 8));
-    REQUIRE(f.decode.follow(2, others, blocks_from(20, 8)));
-    CHECK(bytes_read_directly(f.decode, others, blocks_from(20, 8)) == kEight);
+    f.read_held_save(2, others);
   }
 
   TEST_CASE("Yama lets in the engines whose turn it is, one after the other") {

@@ -75,6 +75,19 @@ class Worker : public WireClient {
   UniqueFd guards_ = guards();
 };
 
+/// An engine whose worker needs consent, at a server with another one.
+struct SourceEngine : WireEngine {
+  SourceEngine() {
+    scheduler_of_source.hello();
+    REQUIRE(scheduler_of_source.attach("source"));
+  }
+  [[nodiscard]] JobId save(std::uint64_t number) const {
+    return {.scheduler = scheduler_of_source.process(), .number = number};
+  }
+  Worker source{*this, "source", true};
+  WireClient scheduler_of_source{io, server.socket()};
+};
+
 TEST_SUITE("consent over the wire") {
   TEST_CASE("awaitReader is for workers whose memory needs consent") {
     WireEngine engine;
@@ -100,65 +113,57 @@ TEST_SUITE("consent over the wire") {
   }
 
   TEST_CASE("blocks are read when their worker has confirmed the consent, not before") {
-    WireEngine engine;
-    Worker source(engine, "source", true);
-    WireClient scheduler(engine.io, engine.server.socket());
-    scheduler.hello();
-    REQUIRE(scheduler.attach("source"));
-    Worker reader(engine, "reader", true);
+    SourceEngine f;
+    Worker reader(f, "reader", true);
     const auto keys = make_keys(1, 3);
-    source.offer({.scheduler = scheduler.process(), .number = 1}, keys);
-    auto asked = source.await_reader(0);
+    f.source.offer(f.save(1), keys);
+    auto asked = f.source.await_reader(0);
 
     auto opened = reader.open_next(keys, 1, 10'000);
 
-    auto next = asked.wait(engine.io.waitScope);
+    auto next = asked.wait(f.io.waitScope);
     CHECK(next.getReader() != 0);
     CHECK(next.hasProcess());
-    auto waits = source.await_reader(0);  // It could not.
-    CHECK_FALSE(opened.poll(engine.io.waitScope));
-    auto again = waits.wait(engine.io.waitScope);  // The reader looks again.
+    auto waits = f.source.await_reader(0);  // It could not.
+    CHECK_FALSE(opened.poll(f.io.waitScope));
+    auto again = waits.wait(f.io.waitScope);  // The reader looks again.
     CHECK(again.getReader() == next.getReader());
-    auto last = source.await_reader(again.getReader());
-    auto found = opened.wait(engine.io.waitScope);
+    auto last = f.source.await_reader(again.getReader());
+    auto found = opened.wait(f.io.waitScope);
     CHECK(found.getBlocks().size() == 3);
     CHECK(found.getMemory().getNeedsConsent());
-    CHECK_FALSE(last.poll(engine.io.waitScope));
+    CHECK_FALSE(last.poll(f.io.waitScope));
   }
 
   TEST_CASE("a reader that hangs ends its turn behind a save whose worker does not wait for it") {
-    WireEngine engine;
-    Worker source(engine, "source", true);
-    WireClient scheduler(engine.io, engine.server.socket());
-    scheduler.hello();
-    REQUIRE(scheduler.attach("source"));
-    Worker hangs(engine, "hangs", true);
-    Worker reader(engine, "reader", true);
-    const JobId first{.scheduler = scheduler.process(), .number = 1};
+    SourceEngine f;
+    Worker hangs(f, "hangs", true);
+    Worker reader(f, "reader", true);
+    const JobId first = f.save(1);
     const auto keys = make_keys(1, 3);
-    source.offer(first, keys);
-    auto asked = source.await_reader(0);
+    f.source.offer(first, keys);
+    auto asked = f.source.await_reader(0);
     auto opened = hangs.open_next(keys, 1, 10'000);
-    auto next = asked.wait(engine.io.waitScope);
-    auto waits = source.await_reader(next.getReader());
-    REQUIRE(opened.wait(engine.io.waitScope).getBlocks().size() == 3);
-    auto published = source.session().publishRequest();
+    auto next = asked.wait(f.io.waitScope);
+    auto waits = f.source.await_reader(next.getReader());
+    REQUIRE(opened.wait(f.io.waitScope).getBlocks().size() == 3);
+    auto published = f.source.session().publishRequest();
     write_job(first, published.initJob());
     SUBCASE("that is sealed") {}
     SUBCASE("that is not, since the cache was reset") {
-      (void)scheduler.session().resetCacheRequest().send().wait(engine.io.waitScope);
+      (void)f.scheduler_of_source.session().resetCacheRequest().send().wait(f.io.waitScope);
     }
-    (void)published.send().wait(engine.io.waitScope);
+    (void)published.send().wait(f.io.waitScope);
     const auto others = make_keys(2, 3);
-    source.offer({.scheduler = scheduler.process(), .number = 2}, others, 9);
+    f.source.offer(f.save(2), others, 9);
 
     auto later = reader.open_next(others, 1, 10'000);
 
-    auto turn = waits.wait(engine.io.waitScope);
+    auto turn = waits.wait(f.io.waitScope);
     REQUIRE_FALSE(turn.hasError());
     CHECK(turn.getReader() != next.getReader());
-    auto last = source.await_reader(turn.getReader());
-    CHECK(later.wait(engine.io.waitScope).getBlocks().size() == 3);
+    auto last = f.source.await_reader(turn.getReader());
+    CHECK(later.wait(f.io.waitScope).getBlocks().size() == 3);
   }
 }
 
